@@ -1,0 +1,184 @@
+"""The one source of every setting: these dataclasses are the configuration file and the command line's help.
+
+This module imports no torch, so that ``metavrf --help`` is fast.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, get_args, get_type_hints
+
+from metavrf.errors import UserError
+
+
+@dataclass(frozen=True)
+class EpisodeSettings:
+    """The shape of the tasks."""
+
+    shot: int = 5
+    """Support samples a task (a class, in classification)."""
+    query: int = 15
+    """Query samples a training task."""
+    batch: int = 25
+    """Tasks a training step."""
+
+
+@dataclass(frozen=True)
+class MetaVRFSettings:
+    """The learner. Plain RFF reads the same settings, less those of the inference networks."""
+
+    context: Literal["none", "lstm", "bilstm"] = "bilstm"
+    """What the bases are inferred from: this task alone, or the tasks before it too."""
+    context_inputs: Literal["x", "xy"] = "x"
+    """Does the context see the support's inputs only (the paper's reading) or its targets too?"""
+    bases: int = 780
+    """Number D of random Fourier features."""
+    feature_map: Literal["cosine", "sincos"] = "sincos"
+    """The paper's cos(ωz + b), or pairs of cos(ωz) and sin(ωz)."""
+    orthogonal: bool = False
+    """Draw the bases orthogonal in blocks."""
+    draw: Literal["fixed", "resampled"] = "resampled"
+    """Random numbers behind the bases while training: the same at every step, or fresh ones."""
+    samples: int = 1
+    """Number L of posterior samples, each of D bases."""
+    kl_weight: float = 1e-3
+    """Weight of the KL divergence in the loss; 1 is the paper's."""
+    ridge: float = 1e-6
+    """λ of ridge regression at the start; it is learned."""
+    gamma: float = 1.0
+    """Output scale γ at the start; it is learned."""
+    distance: float = 2.0
+    """Mean distance of support features at the start, in length scales."""
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """The training loop."""
+
+    iterations: int = 20_000
+    """Training steps."""
+    lr: float = 4e-3
+    """Peak learning rate of Adam."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """Learning rate after the warm-up: down to zero along a cosine, or constant."""
+    warmup: int = 100
+    """Steps over which the learning rate rises to its peak."""
+    clip: float = 1.0
+    """Largest gradient norm; 0 for no limit."""
+    seed: int = 0
+    """Seed of everything random in the run."""
+    validate_every: int = 1000
+    """Steps between validations, each followed by a checkpoint."""
+    validate_tasks: int = 1000
+    """Validation tasks, the same at every validation."""
+    patience: int = 0
+    """Stop early after this many validations without a better one; 0 for never."""
+    devices: int = 1
+    """Processes that share each batch of tasks."""
+    threads: int = 0
+    """CPU threads a process; 0 for PyTorch's own choice."""
+    tensorboard: bool = False
+    """Also write TensorBoard files (needs the extra 'tensorboard')."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that defines a run; saved as its config.toml."""
+
+    task: str
+    learner: Literal["metavrf", "rff"] = "metavrf"
+    """Which learner to train."""
+    preset: Literal["default", "paper"] = "default"
+    """Where the defaults come from: what validates best here, or the paper's own settings."""
+    episode: EpisodeSettings = field(default_factory=EpisodeSettings)
+    model: MetaVRFSettings = field(default_factory=MetaVRFSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+
+    def with_options(self, **options: Any) -> Config:
+        """A copy with settings changed by their own names, whatever their group: ``shot=3, context="lstm"``."""
+        groups: dict[str, dict[str, Any]] = {"episode": {}, "model": {}, "training": {}}
+        top: dict[str, Any] = {}
+        for name, value in options.items():
+            owner = next((g for g in groups if name in {f.name for f in fields(getattr(self, g))}), None)
+            if owner is not None:
+                groups[owner][name] = value
+            elif name in {"learner", "preset"}:
+                top[name] = value
+            else:
+                raise UserError(f"there is no setting {name!r}: 'metavrf train {self.task} --help' lists them")
+        nested = {g: replace(getattr(self, g), **changed) for g, changed in groups.items()}
+        return replace(self, **top, **nested)
+
+    def validate(self) -> Config:
+        """Refuse settings that cannot work, one clear sentence each."""
+        at_least_one = ("shot", "query", "batch", "bases", "samples", "iterations", "validate_every", "devices")
+        positive = ("ridge", "gamma", "distance", "lr")
+        not_negative = ("kl_weight", "clip", "patience", "threads", "warmup")
+        for group in (self, self.episode, self.model, self.training):
+            hints = get_type_hints(type(group))
+            for item in fields(group):
+                value, choices = getattr(group, item.name), get_args(hints[item.name])
+                option = f"{item.name} = {value!r}"
+                if choices and value not in choices:
+                    raise UserError(f"{option} is not a choice: give one of {', '.join(map(str, choices))}")
+                if hints[item.name] in (int, float) and (isinstance(value, bool) or not isinstance(value, int | hints[item.name])):
+                    raise UserError(f"{option} must be a number ({hints[item.name].__name__})")
+                if item.name in at_least_one and value < 1:
+                    raise UserError(f"{option} must be at least 1")
+                if item.name in positive and not value > 0:
+                    raise UserError(f"{option} must be positive")
+                if item.name in not_negative and not value >= 0:
+                    raise UserError(f"{option} must not be negative")
+        if self.training.validate_tasks < 2:
+            raise UserError(f"validate_tasks = {self.training.validate_tasks} must be at least 2")
+        if self.model.feature_map == "sincos" and self.model.bases % 2:
+            raise UserError(f"bases = {self.model.bases} must be even for the sincos feature map")
+        if self.training.devices > self.episode.batch:
+            raise UserError(f"devices = {self.training.devices} exceeds the {self.episode.batch} tasks of a batch")
+        return self
+
+    def to_toml(self) -> str:
+        """The text of config.toml."""
+        import tomli_w
+
+        return tomli_w.dumps(asdict(self))
+
+    @classmethod
+    def from_toml(cls, text: str, where: str) -> Config:
+        """Read what :meth:`to_toml` wrote; ``where`` names the file in errors."""
+        try:
+            values = tomllib.loads(text)
+            task, learner, preset = (values.pop(key) for key in ("task", "learner", "preset"))
+            groups = {name: type(default)(**values.pop(name)) for name, default in _GROUPS.items()}
+            if values:
+                raise KeyError(*values)
+            return cls(task, learner, preset, **groups).validate()
+        except UserError as error:
+            raise UserError(f"{where} is not a usable configuration: {error}") from error
+        except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+            raise UserError(f"{where} is not a configuration of this version of metavrf ({error})") from error
+
+
+_GROUPS: dict[str, Any] = {"episode": EpisodeSettings(), "model": MetaVRFSettings(), "training": TrainingSettings()}
+
+# What the paper's text and tables say (see docs/method.md for where they contradict each other).
+_PAPER: dict[str, Any] = {
+    "feature_map": "cosine",
+    "draw": "resampled",
+    "kl_weight": 1.0,
+    "lr": 1e-4,
+    "schedule": "constant",
+    "warmup": 0,
+    "clip": 0.0,
+    "iterations": 20_000,
+    "batch": 25,
+}
+
+
+def preset(task: str, learner: str = "metavrf", name: str = "default") -> Config:
+    """The starting point of a configuration for a task and learner."""
+    config = Config(task).with_options(learner=learner, preset=name)
+    if learner == "rff":
+        config = config.with_options(context="none", bases=2048)
+    return config.with_options(**_PAPER) if name == "paper" else config

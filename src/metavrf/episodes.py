@@ -1,0 +1,103 @@
+"""The one record that flows through the package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from metavrf.errors import UserError
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """A batch of T tasks: a labelled support set to learn from and a query set to predict.
+
+    Regression and classification are the same type. With ``way=None`` targets are real vectors
+    ``[T, S, p]``; with ``way=C`` they are class numbers ``[T, S]`` in ``0..C-1``.
+
+    Attributes:
+        support_x: ``[T, S, ...]`` inputs, or features once an embedding has been applied.
+        support_y: ``[T, S, p]`` real targets, or ``[T, S]`` class numbers.
+        query_x: ``[T, Q, ...]``.
+        query_y: like ``support_y``, or None when the answers are not known.
+        way: number of classes C, or None for regression.
+    """
+
+    support_x: Tensor
+    support_y: Tensor
+    query_x: Tensor
+    query_y: Tensor | None = None
+    way: int | None = None
+
+    def __post_init__(self) -> None:
+        x, y = self.support_x, self.support_y
+        if x.ndim < 3 or x.shape[1] == 0:
+            raise UserError(f"support_x must be [tasks, samples, ...] with a sample in it, not {tuple(x.shape)}")
+        if self.query_x.shape[:1] != x.shape[:1] or self.query_x.shape[2:] != x.shape[2:]:
+            raise UserError(
+                f"query_x {tuple(self.query_x.shape)} and support_x {tuple(x.shape)} must agree "
+                "in all but the number of samples"
+            )
+        target_rank = 3 if self.way is None else 2
+        for name, inputs, targets in (("support", x, y), ("query", self.query_x, self.query_y)):
+            if targets is not None and (targets.ndim != target_rank or targets.shape[:2] != inputs.shape[:2]):
+                expected = "[tasks, samples, outputs]" if self.way is None else "[tasks, samples]"
+                raise UserError(
+                    f"{name}_y must be {expected} beside {name}_x {tuple(inputs.shape)}, not {tuple(targets.shape)}"
+                )
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks T."""
+        return self.support_x.shape[0]
+
+    @property
+    def shot(self) -> float:
+        """Support samples a class, or samples a task for regression; a fraction where shots are unequal."""
+        return self.support_x.shape[1] / (self.way or 1)
+
+    @property
+    def support_targets(self) -> Tensor:
+        """``[T, S, p]``: the real targets, or one-hot class vectors, that ridge regression fits."""
+        if self.way is None:
+            return self.support_y
+        return F.one_hot(self.support_y, self.way).to(torch.get_default_dtype())
+
+    def prototypes(self, z: Tensor) -> Tensor:
+        """Instance pooling of support features ``z [T, S, d]``: ``[T, C, d]`` class means.
+
+        In regression each sample stands for itself: ``[T, S, d]``.
+        """
+        if self.way is None:
+            return z
+        members = self.support_targets.to(z).mT  # [T, C, S]
+        return members @ z / members.sum(-1, keepdim=True).clamp_min(1)
+
+    def embedded(self, embedding: Callable[[Tensor], Tensor]) -> Episodes:
+        """The same tasks with inputs replaced by their features; support and query share the embedding."""
+        z = embedding(torch.cat([self.support_x, self.query_x], dim=1))
+        support, query = z.split([self.support_x.shape[1], self.query_x.shape[1]], dim=1)
+        return replace(self, support_x=support, query_x=query)
+
+    def __getitem__(self, tasks: slice) -> Episodes:
+        """The tasks of a slice."""
+        query_y = None if self.query_y is None else self.query_y[tasks]
+        return Episodes(
+            self.support_x[tasks], self.support_y[tasks], self.query_x[tasks], query_y, self.way
+        )
+
+    def batches(self, size: int) -> list[Episodes]:
+        """The same tasks in order, at most ``size`` at a time."""
+        return [self[start : start + size] for start in range(0, self.tasks, size)]
+
+    def check_finite(self) -> None:
+        """Refuse NaN and infinity, naming where they stand."""
+        for name in ("support_x", "support_y", "query_x", "query_y"):
+            values = getattr(self, name)
+            if values is not None and values.is_floating_point() and not torch.isfinite(values).all():
+                bad = (~torch.isfinite(values)).nonzero()[0].tolist()
+                raise UserError(f"{name} holds NaN or infinity, first at index {bad}; remove or replace such values")

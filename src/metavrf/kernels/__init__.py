@@ -1,0 +1,1 @@
+"""Random features and ridge regression: pure batched functions on tensors."""

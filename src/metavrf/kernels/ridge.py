@@ -1,0 +1,85 @@
+"""Kernel ridge regression in closed form (Eq. closed of the paper), batched over tasks.
+
+Written in features φ so that both forms are at hand: the dual solves S × S, the primal D × D.
+
+    dual    α = (K + λI)⁻¹Y,           ŷ = K̃ᵀα
+    primal  w = (ΦᵀΦ + λI)⁻¹ΦᵀY,       ŷ = φ̃ᵀw
+
+They are the same predictor (the matrix inversion lemma), and so is their variance as a Gaussian
+process of unit prior scale and noise λ: k(x, x) - k̃ᵀ(K + λI)⁻¹k̃ = λ·φ̃ᵀ(ΦᵀΦ + λI)⁻¹φ̃.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from metavrf.errors import UserError
+
+
+class Ridge(NamedTuple):
+    """A solved ridge problem, ready to predict; made by :func:`fit`.
+
+    Attributes:
+        weights: ``[..., D, p]`` primal weights w = Φᵀα.
+        factor: lower Cholesky factor, ``[..., S, S]`` (dual) or ``[..., D, D]`` (primal).
+        features: ``[..., S, D]`` support features for the dual form, None for the primal.
+        lam: λ.
+        fit_energy: ``[..., p]``, Yᵀ(K + λI)⁻¹Y by output: the data's squared RKHS norm.
+    """
+
+    weights: Tensor
+    factor: Tensor
+    features: Tensor | None
+    lam: Tensor
+    fit_energy: Tensor
+
+    def predict(self, phi: Tensor) -> Tensor:
+        """ŷ for features ``phi [..., Q, D]``: ``[..., Q, p]``."""
+        return phi @ self.weights
+
+    def variance(self, phi: Tensor) -> Tensor:
+        """Posterior variance of the Gaussian process at ``phi [..., Q, D]``: ``[..., Q]``, without noise."""
+        if self.features is None:
+            solved = torch.linalg.solve_triangular(self.factor, phi.mT, upper=False)
+            return self.lam * solved.square().sum(-2)
+        cross = self.features @ phi.mT  # K̃  [..., S, Q]
+        solved = torch.linalg.solve_triangular(self.factor, cross, upper=False)
+        return (phi.square().sum(-1) - solved.square().sum(-2)).clamp_min(0)
+
+
+def fit(phi: Tensor, targets: Tensor, lam: Tensor | float, form: str = "auto") -> Ridge:
+    """Solve ridge regression of ``targets [..., S, p]`` on support features ``phi [..., S, D]``.
+
+    ``form`` is "dual" (S × S), "primal" (D × D) or "auto": whichever system is smaller.
+    """
+    lam = torch.as_tensor(lam, dtype=phi.dtype, device=phi.device)
+    if not bool((lam > 0).all()):
+        raise UserError(f"the ridge penalty must be positive, but lambda = {lam.detach().min().item():g}")
+    samples, bases = phi.shape[-2:]
+    if form == "auto":
+        form = "dual" if samples <= bases else "primal"
+    if form == "dual":
+        factor = _cholesky(phi @ phi.mT, lam)
+        alpha = torch.cholesky_solve(targets, factor)
+        energy = (targets * alpha).sum(-2)
+        return Ridge(phi.mT @ alpha, factor, phi, lam, energy)
+    if form == "primal":
+        factor = _cholesky(phi.mT @ phi, lam)
+        weights = torch.cholesky_solve(phi.mT @ targets, factor)
+        energy = (targets * (targets - phi @ weights)).sum(-2) / lam
+        return Ridge(weights, factor, None, lam, energy)
+    raise UserError(f"ridge {form=} is unknown: choose auto, dual or primal")
+
+
+def _cholesky(gram: Tensor, lam: Tensor) -> Tensor:
+    gram = gram + lam * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    factor, info = torch.linalg.cholesky_ex(gram)
+    if bool(info.any()):
+        raise UserError(
+            f"the kernel matrix is not positive definite at lambda = {lam.detach().min().item():g}: "
+            "the inputs or weights hold NaN or are too large, or lambda is too small for this precision"
+        )
+    return factor

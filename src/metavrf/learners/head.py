@@ -1,0 +1,83 @@
+"""The base-learner that kernel methods share: ridge regression on features, and its likelihood."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from metavrf.episodes import Episodes
+from metavrf.kernels import ridge
+from metavrf.learners.base import Prediction
+
+RIDGE_FLOOR = 1e-8  # λ runs to its lower bound on noise-free tasks; double precision carries this one
+
+
+class RidgeHead(nn.Module):
+    """ŷ = γ·K̃ᵀ(K + λI)⁻¹Y + β with learned λ, γ, β (Eq. closed), then a likelihood.
+
+    The small systems are solved in double precision, so λ may be tiny. Regression reads the ridge as a Gaussian
+    process, whose variance the same factorisation gives; classes get a softmax.
+    """
+
+    def __init__(self, *, regression: bool, lam: float, gamma: float) -> None:
+        super().__init__()
+        self.log_lambda = nn.Parameter(torch.tensor(math.log(lam)))
+        self.log_gamma = nn.Parameter(torch.tensor(math.log(gamma)))
+        self.beta = nn.Parameter(torch.zeros(()))
+        self.likelihood = GaussianLikelihood() if regression else CategoricalLikelihood()
+
+    @property
+    def lam(self) -> Tensor:
+        """λ, positive."""
+        return RIDGE_FLOOR + self.log_lambda.exp()
+
+    def forward(self, support: Tensor, query: Tensor, episodes: Episodes) -> Prediction:
+        """Predict from features ``support [L, T, S, D]`` and ``query [L, T, Q, D]``."""
+        support, query = support.double(), query.double()
+        fitted = ridge.fit(support, episodes.support_targets.double(), self.lam.double())
+        samples = self.log_gamma.exp() * fitted.predict(query) + self.beta
+        return self.likelihood(samples.float(), fitted, query, episodes)
+
+
+class CategoricalLikelihood(nn.Module):
+    """Classes: softmax of the ridge outputs; posterior samples are averaged as probabilities."""
+
+    def forward(self, samples: Tensor, fitted: ridge.Ridge, query: Tensor, episodes: Episodes) -> Prediction:
+        """Logits of ``samples [L, T, Q, C]`` and their cross entropy."""
+        log_probabilities = samples.log_softmax(-1)
+        mean = log_probabilities.logsumexp(0) - math.log(len(samples))
+        if episodes.query_y is None:
+            return Prediction(mean, samples)
+        target = episodes.query_y.expand(len(samples), -1, -1)
+        nll = F.nll_loss(log_probabilities.flatten(0, 2), target.flatten())
+        return Prediction(mean, samples, loss=nll, terms={"nll": nll})
+
+
+class GaussianLikelihood(nn.Module):
+    """Real targets: y ~ N(ŷ, s²·v(x) + n²), v the variance of the Gaussian process with the task's kernel.
+
+    The scale s² of a task is the mean of an inverse-gamma posterior: (ν·s₀² + Yᵀ(K + λI)⁻¹Y) / (ν + S). So a curve of
+    small amplitude gets a narrow band. ν, s₀ and the noise n are learned.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_noise = nn.Parameter(torch.tensor(-3.0))  # log n
+        self.log_scale = nn.Parameter(torch.tensor(0.0))  # log s₀
+        self.log_weight = nn.Parameter(torch.tensor(0.0))  # log ν
+
+    def forward(self, samples: Tensor, fitted: ridge.Ridge, query: Tensor, episodes: Episodes) -> Prediction:
+        """Mean and deviation of the mixture of ``samples [L, T, Q, p]``, and the expected log likelihood."""
+        weight = self.log_weight.exp()
+        energy = weight * (2 * self.log_scale).exp() + fitted.fit_energy  # [L, T, p]
+        scale = (energy / (weight + episodes.support_y.shape[1])).unsqueeze(-2)
+        variance = (scale * fitted.variance(query).unsqueeze(-1) + (2 * self.log_noise).exp()).float()
+        mean = samples.mean(0)
+        std = (variance.mean(0) + samples.var(0, correction=0)).sqrt()
+        if episodes.query_y is None:
+            return Prediction(mean, samples, std)
+        nll = F.gaussian_nll_loss(samples, episodes.query_y.expand_as(samples), variance, full=True)
+        return Prediction(mean, samples, std, loss=nll, terms={"nll": nll})

@@ -1,0 +1,124 @@
+"""MetaVRF: learning to learn kernels with variational random features (Zhen, Sun, Du et al., ICML 2020).
+
+From a task's support set, and an LSTM's memory of the tasks before it, an inference network predicts the
+distribution of random Fourier bases, that is, the kernel of this task; ridge regression with that kernel
+solves it in closed form. Nothing is fine-tuned at test time.
+
+Numbers in comments are the steps of ``docs/method.md``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from metavrf.config import MetaVRFSettings
+from metavrf.episodes import Episodes
+from metavrf.kernels.random_features import Draws, draw_bases, fourier_features
+from metavrf.learners.base import Learner, Prediction
+from metavrf.learners.head import RidgeHead
+from metavrf.nn.inference import Context, Prior, TaskSummary, gaussian_kl
+from metavrf.nn.mlp import GaussianMLP
+
+
+class KernelLearner(Learner):
+    """Embedding, length scale, random features and ridge: what MetaVRF and plain random features share.
+
+    ε and b are buffers: a reloaded model predicts the same to the bit. In training they are either these
+    (``draw="fixed"``, common random numbers) or fresh at every step (``draw="resampled"``).
+    """
+
+    epsilon: Tensor
+    phase: Tensor | None
+
+    def __init__(
+        self, embedding: nn.Module, features: int, settings: MetaVRFSettings, *, regression: bool, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.settings = settings
+        self.features = features
+        self.log_length = nn.Parameter(torch.zeros(()))
+        self.head = RidgeHead(regression=regression, lam=settings.ridge, gamma=settings.gamma)
+        self.redraw(generator)
+
+    def redraw(self, generator: torch.Generator, bases: int | None = None, samples: int | None = None) -> None:
+        """Draw the stored ε and b anew; any number of bases D and posterior samples L can be asked for."""
+        draws = self._draw(generator, bases or self.settings.bases, samples or self.settings.samples)
+        self.register_buffer("epsilon", draws.epsilon)
+        self.register_buffer("phase", draws.phase)
+
+    def _draw(self, generator: torch.Generator, bases: int, samples: int) -> Draws:
+        return draw_bases(
+            self.features,
+            bases,
+            samples=samples,
+            feature_map=self.settings.feature_map,
+            orthogonal=self.settings.orthogonal,
+            generator=generator,
+        )
+
+    def draws(self, generator: torch.Generator | None) -> Draws:
+        """ε and b of this forward pass."""
+        stored = Draws(self.epsilon, self.phase)
+        if self.training and self.settings.draw == "resampled" and generator is not None:
+            fresh = self._draw(generator, stored.bases, len(self.epsilon))
+            return Draws(fresh.epsilon.to(self.epsilon), None if fresh.phase is None else fresh.phase.to(self.epsilon))
+        return stored
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Features in units of the length scale, so that bases may start as N(0, I)."""
+        return self.embedding(x) * torch.exp(-self.log_length)
+
+    @torch.no_grad()
+    def initialise(self, episodes: Episodes) -> None:
+        """Start the length scale where support features are ``settings.distance`` apart on average."""
+        z = self.embedding(episodes.support_x)
+        apart = torch.cdist(z, z).sum() / (z.shape[0] * z.shape[1] * max(1, z.shape[1] - 1))
+        if apart > 0:
+            self.log_length.copy_(torch.log(apart / self.settings.distance))
+
+    def solve(self, episodes: Episodes, mean: Tensor, std: Tensor, generator: torch.Generator | None) -> Prediction:
+        """Steps 6 to 8 on embedded episodes: bases under N(mean, std²), kernel, ridge."""
+        z = torch.cat([episodes.support_x, episodes.query_x], dim=1)
+        phi = fourier_features(z, mean, std, self.draws(generator))  # [L, T, S + Q, D]
+        support, query = phi.split([episodes.support_x.shape[1], episodes.query_x.shape[1]], dim=2)
+        return self.head(support, query, episodes)
+
+
+class MetaVRF(KernelLearner):
+    """Meta variational random features. See the module for the idea and the citation."""
+
+    def __init__(
+        self,
+        embedding: nn.Module,
+        features: int,
+        settings: MetaVRFSettings,
+        *,
+        targets: int | None,
+        generator: torch.Generator,
+    ) -> None:
+        """``targets`` is the number of real outputs of a regression task, or None for classification."""
+        super().__init__(embedding, features, settings, regression=targets is not None, generator=generator)
+        self.summary = TaskSummary(features, targets or 0 if settings.context_inputs == "xy" else 0)
+        self.context = Context(settings.context, features)
+        self.posterior = GaussianMLP(self.context.size, features, features)
+        self.prior = Prior(features)
+
+    def forward(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+        """Solve the tasks; in training mode they are a sequence, in evaluation independent of each other."""
+        episodes = episodes.embedded(self.embed)  # 1
+        h = self.context(self.summary(episodes))  # 2, 3
+        mean, log_variance = self.posterior(h)  # 4: q(ω|h)
+        prediction = self.solve(episodes, mean, torch.exp(0.5 * log_variance), generator)  # 6, 7, 8
+        if prediction.loss is None:
+            return prediction
+        keys = episodes.prototypes(episodes.support_x)
+        prior_mean, prior_log_variance = self.prior(episodes.query_x, keys)  # 5: p(ω|x, S)
+        kl = gaussian_kl(
+            mean.unsqueeze(1), log_variance.unsqueeze(1), prior_mean, prior_log_variance
+        ).mean()  # over queries
+        loss = prediction.loss + self.settings.kl_weight * kl  # 9: the negative ELBO
+        return replace(prediction, loss=loss, terms=prediction.terms | {"kl": kl})

@@ -1,0 +1,23 @@
+"""Plain random Fourier features (Rahimi & Recht, NeurIPS 2007), the paper's baseline.
+
+The same embedding and ridge as MetaVRF, but one kernel for all tasks: bases are ω ~ N(0, I), and there is no
+inference network. What MetaVRF gains over this is what inferring the kernel gains.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from metavrf.episodes import Episodes
+from metavrf.learners.base import Prediction
+from metavrf.learners.metavrf import KernelLearner
+
+
+class RFF(KernelLearner):
+    """Ridge regression on standard random Fourier features of the embedding."""
+
+    def forward(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+        """Solve the tasks with the Gaussian kernel of unit bandwidth."""
+        episodes = episodes.embedded(self.embed)
+        mean = episodes.support_x.new_zeros(episodes.tasks, self.features)
+        return self.solve(episodes, mean, torch.ones_like(mean), generator)

@@ -1,0 +1,1 @@
+"""Networks: embeddings, context, posterior and prior. Parameters only."""

@@ -1,0 +1,103 @@
+"""The inference networks: what the task looks like, its context, and the two Gaussians over its bases."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from metavrf.episodes import Episodes
+from metavrf.nn.mlp import GaussianMLP
+
+
+class TaskSummary(nn.Module):
+    """S̄: instance pooling, then the mean over classes (over samples, for regression): ``[T, d]``.
+
+    With ``targets > 0`` the context sees the support's y too (``context_inputs="xy"``): each sample's features and
+    targets pass together through a small network before the mean, as in deep sets (Zaheer et al. 2017).
+    """
+
+    def __init__(self, features: int, targets: int = 0) -> None:
+        super().__init__()
+        self.encoder: nn.Module = nn.Identity()
+        if targets:
+            self.encoder = nn.Sequential(
+                nn.Linear(features + targets, features),
+                nn.ELU(),
+                nn.Linear(features, features),
+                nn.ELU(),
+                nn.Linear(features, features),
+            )
+        self.targets = targets
+
+    def forward(self, episodes: Episodes) -> Tensor:
+        """Summaries of episodes whose inputs are features already."""
+        z = episodes.prototypes(episodes.support_x)
+        if self.targets:
+            z = torch.cat([z, episodes.support_targets], dim=-1)
+        return self.encoder(z).mean(dim=1)
+
+
+class Context(nn.Module):
+    """h of each task, from its summary and the tasks before it (Eq. vlstm): ``[T, size]``.
+
+    ``none`` passes the summary on. ``lstm`` and ``bilstm`` read the tasks of a training batch as a sequence and
+    carry the forward state from batch to batch, detached. That state is a buffer, so it is saved with
+    the model. In evaluation every task is a sequence of one from that saved state: it depends neither on the
+    other test tasks nor on their order.
+    """
+
+    hidden: Tensor
+    cell: Tensor
+
+    def __init__(self, kind: str, features: int) -> None:
+        super().__init__()
+        self.size = 2 * features if kind == "bilstm" else features
+        self.lstm = None if kind == "none" else nn.LSTM(features, features, bidirectional=kind == "bilstm")
+        if self.lstm is not None:
+            self.register_buffer("hidden", torch.zeros(1, 1, features))
+            self.register_buffer("cell", torch.zeros(1, 1, features))
+
+    def forward(self, summary: Tensor) -> Tensor:
+        """Context vectors of ``summary [T, d]``."""
+        if self.lstm is None:
+            return summary
+        if not self.training:
+            state = (self._initial(self.hidden, len(summary)), self._initial(self.cell, len(summary)))
+            return self.lstm(summary.unsqueeze(0), state)[0].squeeze(0)
+        output, (hidden, cell) = self.lstm(
+            summary.unsqueeze(1), (self._initial(self.hidden), self._initial(self.cell))
+        )
+        self.hidden, self.cell = hidden[:1].detach(), cell[:1].detach()  # the forward direction's
+        return output.squeeze(1)
+
+    def _initial(self, state: Tensor, tasks: int = 1) -> Tensor:
+        """The carried state for the forward direction; the backward one starts from zero."""
+        state = state.expand(1, tasks, -1)
+        assert self.lstm is not None
+        if self.lstm.bidirectional:
+            state = torch.cat([state, torch.zeros_like(state)])
+        return state.contiguous()
+
+
+class Prior(nn.Module):
+    """p(ω|x, S): Laplace cross attention from each query to the class means, then a Gaussian (Eq. Laplace-att)."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.gaussian = GaussianMLP(features, features, features)
+
+    def forward(self, query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """μ and log σ², each ``[T, Q, d]``, for ``query [T, Q, d]`` and ``keys [T, C, d]``."""
+        return self.gaussian(laplace_attention(query, keys))
+
+
+def laplace_attention(query: Tensor, keys: Tensor) -> Tensor:
+    """Each query's mixture of the keys, weighted by softmax(-‖x - key‖₁): ``[T, Q, d]``."""
+    return torch.softmax(-torch.cdist(query, keys, p=1), dim=-1) @ keys
+
+
+def gaussian_kl(mean: Tensor, log_variance: Tensor, other_mean: Tensor, other_log_variance: Tensor) -> Tensor:
+    """KL[N(mean, e^log_variance) ‖ N(other_mean, e^other_log_variance)], summed over the last axis."""
+    ratio = log_variance - other_log_variance
+    shift = (mean - other_mean).square() * torch.exp(-other_log_variance)
+    return 0.5 * (torch.exp(ratio) - ratio - 1 + shift).sum(-1)

@@ -1,0 +1,45 @@
+"""Multi-layer perceptrons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class MLP(nn.Sequential):
+    """The embedding ψ of regression (Table fcn-reg): fully connected layers, each followed by a ReLU."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in zip(sizes, sizes[1:], strict=False):
+            layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+        super().__init__(*layers)
+
+
+class GaussianMLP(nn.Module):
+    """Two three-layer ELU networks, one for the mean and one for log σ² of a diagonal Gaussian.
+
+    They have the same sizes, so each layer of both is one batched product.
+    """
+
+    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        sizes = [inputs, hidden, hidden, outputs]
+        self.weights = nn.ParameterList(nn.Parameter(torch.empty(2, i, o)) for i, o in zip(sizes, sizes[1:], strict=False))
+        self.biases = nn.ParameterList(nn.Parameter(torch.empty(2, 1, o)) for o in sizes[1:])
+        for weight, bias in zip(self.weights, self.biases, strict=True):
+            bound = 1 / math.sqrt(weight.shape[1])  # as nn.Linear
+            nn.init.uniform_(weight, -bound, bound)
+            nn.init.uniform_(bias, -bound, bound)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance, each ``[..., outputs]``, of ``x [..., inputs]``."""
+        hidden = x.reshape(1, -1, x.shape[-1]).expand(2, -1, -1)
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            hidden = torch.baddbmm(bias, F.elu(hidden) if layer else hidden, weight)
+        mean, log_variance = hidden.unflatten(1, x.shape[:-1])
+        return mean, log_variance

@@ -1,0 +1,158 @@
+"""The run directory: where a training run keeps everything, written so that a crash loses nothing.
+
+    config.toml         the settings
+    model.safetensors   the best model by validation: weights, context state, ε and b
+    state.safetensors   all that --resume needs: weights, optimiser, every rank's context state, step
+    metrics.jsonl       one line a validation
+    result.json         what came out, once the run has ended
+
+Each file is written beside itself and renamed into place. Nothing here is a pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from metavrf.config import Config
+from metavrf.errors import UserError
+
+
+def write_atomically(path: Path, data: bytes | str) -> None:
+    """Replace ``path`` by ``data`` in one step: after a crash the file holds the old or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {error.strerror or error}; what was there before is unharmed") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as readable JSON, atomically."""
+    write_atomically(path, json.dumps(value, indent=2) + "\n")
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist") from error
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is damaged or not a safetensors file ({error})") from error
+
+
+class Run:
+    """A run directory; knows the names and formats of its files, nothing of how to train."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / "config.toml"
+        self.model_file = self.path / "model.safetensors"
+        self.state_file = self.path / "state.safetensors"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.result_file = self.path / "result.json"
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], config: Config) -> Run:
+        """Start a run directory; refuses one that holds a run already."""
+        run = cls(path)
+        if run.config_file.exists():
+            raise UserError(f"{run.path} holds a run already: continue it with --resume, or choose another --out")
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the run directory {run.path}: {error.strerror}; choose another --out") from error
+        write_atomically(run.config_file, config.to_toml())
+        return run
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Run:
+        """An existing run directory."""
+        run = cls(path)
+        if not run.config_file.is_file():
+            raise UserError(f"{run.path} is not a run: it has no config.toml; give the --out of a 'metavrf train'")
+        return run
+
+    def config(self) -> Config:
+        """The settings of the run."""
+        try:
+            text = self.config_file.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read {self.config_file}: {error}") from error
+        return Config.from_toml(text, str(self.config_file))
+
+    def save_model(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+        """Write model.safetensors."""
+        _write_tensors(self.model_file, tensors, metadata)
+
+    def save_state(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+        """Write state.safetensors: one file, so that a resumed run never sees two halves of different age."""
+        _write_tensors(self.state_file, tensors, metadata)
+
+    def load_model(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Tensors and metadata of the best model."""
+        if not self.model_file.exists():
+            raise UserError(f"{self.path} has no trained model yet: let its training reach a first validation")
+        return read_tensors(self.model_file)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Validation records, oldest first. A last line cut off by a crash is left out."""
+        if not self.metrics_file.exists():
+            return []
+        records = []
+        for line in self.metrics_file.read_text().splitlines():
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return records
+
+    def append_metrics(self, record: Mapping[str, Any]) -> None:
+        """Add a validation record."""
+        try:
+            with open(self.metrics_file, "a") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise UserError(f"cannot write {self.metrics_file}: {error.strerror}") from error
+
+    def rewind_metrics(self, step: int) -> None:
+        """Drop records after ``step``: a resumed run writes them again."""
+        kept = [json.dumps(record) + "\n" for record in self.metrics() if record["step"] <= step]
+        if self.metrics_file.exists():
+            write_atomically(self.metrics_file, "".join(kept))
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    on_cpu = {name: tensor.detach().to("cpu", copy=False).contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, save(on_cpu, dict(metadata)))
+
+
+def load_weights(module: torch.nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Load ``tensors`` into ``module``; one sentence if they do not fit."""
+    own = module.state_dict()
+    if missing := sorted(own.keys() ^ tensors.keys()):
+        raise UserError(f"{where} does not belong to this configuration: {missing[0]!r} stands on one side only")
+    for name, tensor in tensors.items():
+        if tensor.shape != own[name].shape:
+            raise UserError(
+                f"{where} does not belong to this configuration: {name!r} is {tuple(tensor.shape)}, "
+                f"not {tuple(own[name].shape)}"
+            )
+        if not torch.isfinite(tensor).all():
+            raise UserError(f"{where} is damaged: {name!r} holds NaN or infinity")
+    module.load_state_dict(dict(tensors))
