@@ -87,6 +87,7 @@ class Config:
     """Everything that defines a run; saved as its config.toml."""
 
     task: str
+    """A family of functions: sine, sine-maml, or one of your own (--plugin)."""
     learner: Literal["metavrf", "rff"] = "metavrf"
     """Which learner to train."""
     preset: Literal["default", "paper"] = "default"

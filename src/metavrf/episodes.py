@@ -12,7 +12,7 @@ from torch import Tensor
 from metavrf.errors import UserError
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Episodes:
     """A batch of T tasks: a labelled support set to learn from and a query set to predict.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from metavrf.episodes import Episodes
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Prediction:
     """What a learner says of the query samples.
 

@@ -3,38 +3,56 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from metavrf.episodes import Episodes
 from metavrf.nn.mlp import GaussianMLP
 
+SET_ENCODER_WIDTH = 128
+
 
 class TaskSummary(nn.Module):
     """S̄: instance pooling, then the mean over classes (over samples, for regression): ``[T, d]``.
 
-    With ``targets > 0`` the context sees the support's y too (``context_inputs="xy"``): each sample's features and
-    targets pass together through a small network before the mean, as in deep sets (Zaheer et al. 2017).
+    With ``targets > 0`` the context sees the support's y too (``context_inputs="xy"``): samples pass with their targets
+    through a :class:`SetEncoder` before the mean.
     """
 
     def __init__(self, features: int, targets: int = 0) -> None:
         super().__init__()
-        self.encoder: nn.Module = nn.Identity()
-        if targets:
-            self.encoder = nn.Sequential(
-                nn.Linear(features + targets, features),
-                nn.ELU(),
-                nn.Linear(features, features),
-                nn.ELU(),
-                nn.Linear(features, features),
-            )
-        self.targets = targets
+        self.encoder = SetEncoder(features + 2 * targets, SET_ENCODER_WIDTH, features) if targets else None
 
     def forward(self, episodes: Episodes) -> Tensor:
         """Summaries of episodes whose inputs are features already."""
         z = episodes.prototypes(episodes.support_x)
-        if self.targets:
-            z = torch.cat([z, episodes.support_targets], dim=-1)
-        return self.encoder(z).mean(dim=1)
+        if self.encoder is not None:
+            y = episodes.support_targets
+            shape = y / (y.square().mean(1, keepdim=True).sqrt() + 1e-3)  # free of the task's amplitude
+            z = self.encoder(torch.cat([z, y, shape], dim=-1))
+        return z.mean(dim=1)
+
+
+class SetEncoder(nn.Module):
+    """Permutation-equivariant layers (deep sets, Zaheer et al. 2017): a sample's code sees the whole set's mean.
+
+    What identifies a task is how its samples relate (a frequency is not in any one point), so codes must meet
+    before they are pooled.
+    """
+
+    def __init__(self, inputs: int, width: int, outputs: int, layers: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Linear(inputs, width)
+        self.layers = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(layers))
+        self.last = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Codes ``[T, S, outputs]`` of ``x [T, S, inputs]``."""
+        h = self.first(x)
+        for layer in self.layers:
+            pooled = h.mean(dim=1, keepdim=True).expand_as(h)
+            h = h + F.elu(layer(torch.cat([h, pooled], dim=-1)))
+        return self.last(h)
 
 
 class Context(nn.Module):

@@ -1,0 +1,5 @@
+"""``python -m metavrf``."""
+
+from metavrf.cli import main
+
+main()

@@ -1,0 +1,389 @@
+"""The command line: thin; every command parses its options and calls the package."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+
+import tyro
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
+
+from metavrf.config import Config, preset
+from metavrf.errors import UserError
+
+if TYPE_CHECKING:
+    from metavrf.api import Row
+
+TABLE_WIDTH = 110  # of a table that goes to a file or pipe
+
+
+@dataclass
+class Train:
+    """Train a learner on tasks: metavrf train sine --shot 5 --context bilstm --out RUN"""
+
+    config: OmitArgPrefixes[Config]
+    out: Path
+    """Run directory; made here, and must not hold a run already."""
+    resume: bool = False
+    """Go on with the run in --out, with the settings saved there."""
+    plugin: UseAppendAction[list[Path]] = field(default_factory=list)
+    """Python file that registers task families of your own."""
+    quiet: bool = False
+    """Show no progress."""
+
+    def run(self) -> None:
+        """Train, then say what came out."""
+        load_plugins(self.plugin)
+        from metavrf.training import train
+
+        if self.resume:
+            from metavrf.run import Run
+
+            refuse_changes(Run.open(self.out).config(), self.config)
+        run = train(self.config, out=self.out, resume=self.resume, quiet=self.quiet)
+        if run.result_file.exists() and not self.quiet:
+            result = json.loads(run.result_file.read_text())
+            figures = "  ".join(f"{name} {value:.4g}" for name, value in result["validation"].items())
+            print(f"best at step {result['best_step']}: {figures}", file=sys.stderr)
+            print(f"test it with: metavrf evaluate {self.out}", file=sys.stderr)
+
+
+@dataclass
+class Evaluate:
+    """Test a run on tasks that are fixed by a seed."""
+
+    run_directory: Annotated[Positional[Path], arg(metavar="RUN")]
+    """The --out of a training."""
+    tasks: int = 4000
+    """Number of test tasks."""
+    shot: int | None = None
+    """Support samples a task, if other than in training."""
+    seed: int = 2020
+    """Seed of the test tasks."""
+    bases: int | None = None
+    """Use another number of random features."""
+    samples: int | None = None
+    """Use another number of posterior samples."""
+    draw: int | None = None
+    """Draw the bases anew from this seed."""
+    plot: Path | None = None
+    """Draw a few test tasks to this file (.png, .pdf or .svg)."""
+    save: Path | None = None
+    """Write the figures with their provenance to this JSON file."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+    plugin: UseAppendAction[list[Path]] = field(default_factory=list)
+    """Python file that registers task families of your own."""
+
+    def run(self) -> None:
+        """Evaluate, print, draw, save."""
+        load_plugins(self.plugin)
+        from metavrf import api
+
+        bases = {"bases": self.bases, "samples": self.samples, "draw": self.draw}
+        result = api.evaluate(self.run_directory, tasks=self.tasks, shot=self.shot, seed=self.seed, **bases)
+        if self.plot:
+            learner = api.load(self.run_directory, **bases)
+            draw_figure({str(self.run_directory): learner}, self.run_directory, result.shot, self.plot)
+        report(result.to_dict(), self.json, self.save, self.seed)
+
+
+@dataclass
+class Compare:
+    """Test runs on the same tasks, with paired differences to the first and the limits no learner can beat."""
+
+    runs: Annotated[Positional[list[Path]], arg(metavar="RUN")]
+    """Two runs or more."""
+    tasks: int = 4000
+    """Number of test tasks."""
+    shot: int | None = None
+    """Support samples a task; needed where the runs were trained for different ones."""
+    seed: int = 2020
+    """Seed of the test tasks."""
+    floor: bool = True
+    """Show the limits too."""
+    plot: Path | None = None
+    """Draw a few test tasks with all fits to this file."""
+    save: Path | None = None
+    """Write the figures with their provenance to this JSON file."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+    plugin: UseAppendAction[list[Path]] = field(default_factory=list)
+    """Python file that registers task families of your own."""
+
+    def run(self) -> None:
+        """Compare, print, draw, save."""
+        load_plugins(self.plugin)
+        from metavrf import api
+
+        rows = api.compare(self.runs, tasks=self.tasks, shot=self.shot, seed=self.seed, floor=self.floor)
+        if self.plot:
+            learners = {str(path): api.load(path) for path in self.runs}
+            draw_figure(learners, self.runs[0], rows[0].evaluation.shot, self.plot)
+        values = {"rows": [row_dict(row) for row in rows]}
+        if self.json:
+            report(values, True, self.save, self.seed)
+        else:
+            print_rows(rows)
+            report(values, None, self.save, self.seed)
+
+
+@dataclass
+class Info:
+    """Say what a run is: settings, progress, result."""
+
+    run_directory: Annotated[Positional[Path], arg(metavar="RUN")]
+    """The --out of a training."""
+    json: bool = False
+    """Print one JSON object instead of text."""
+
+    def run(self) -> None:
+        """Print settings and result."""
+        from metavrf.run import Run
+
+        run = Run.open(self.run_directory)
+        config, metrics = run.config(), run.metrics()
+        result = json.loads(run.result_file.read_text()) if run.result_file.exists() else None
+        values = {
+            "run": str(run.path),
+            "finished": result is not None,
+            "step": metrics[-1]["step"] if metrics else 0,
+            "iterations": config.training.iterations,
+            "config": dataclasses.asdict(config),
+            "last_validation": metrics[-1] if metrics else None,
+            "result": result,
+        }
+        if self.json:
+            print(json.dumps(values))
+            return
+        print(f"# {run.path}: step {values['step']} of {values['iterations']}")
+        if result is None:
+            print(f"# not finished; continue with: metavrf train --resume --out {run.path}")
+        print(config.to_toml())
+        print(json.dumps(result or values["last_validation"], indent=2))
+
+
+@dataclass
+class Demo:
+    """Learn to fit sine curves from a few points: trains, prints a table, draws a picture. About a minute."""
+
+    contexts: tuple[Literal["none", "lstm", "bilstm"], ...] = ("none", "lstm", "bilstm")
+    """Which contexts to train."""
+    shot: int = 5
+    """Points a curve."""
+    iterations: int = 2000
+    """Training steps each."""
+    seed: int = 0
+    """Seed of the training."""
+    out: Path = Path("demo")
+    """Directory for the runs and the picture."""
+
+    def run(self) -> None:
+        """Train each context and plain random features, compare them, draw them."""
+        from metavrf import api
+        from metavrf.run import Run
+        from metavrf.training import train
+
+        wanted: dict[str, dict[str, Any]] = {f"MetaVRF {context}": {"context": context} for context in self.contexts}
+        wanted["plain RFF"] = {"learner": "rff"}
+        paths = []
+        for name, options in wanted.items():
+            path = self.out / name.lower().replace(" ", "-")
+            config = preset("sine", options.get("learner", "metavrf")).with_options(
+                **options, shot=self.shot, iterations=self.iterations, seed=self.seed, validate_every=500
+            )
+            resume = Run(path).config_file.exists()
+            if resume and Run(path).config() != config:
+                raise UserError(f"{path} holds a demo with other settings: choose another --out, or remove it")
+            train(config, out=path, resume=resume)
+            paths.append(path)
+        print_rows(api.compare(paths, tasks=1000))
+        learners = {name: api.load(path) for name, path in zip(wanted, paths, strict=True) if name != "plain RFF"}
+        picture = draw_figure(learners, paths[0], self.shot, self.out / "fits.png")
+        print(f"picture: {picture}")
+
+
+@dataclass
+class Study:
+    """Train and test many runs of one question, and write one table: see docs/studies.md."""
+
+    name: Positional[Literal["contexts", "bases"]]
+    """contexts: contexts x seeds x shots. bases: fixed or resampled, and the kinds of bases."""
+    out: Path
+    """Directory for the runs; a study that was interrupted goes on where it was."""
+    save: Path | None = None
+    """Write the table as JSON to this file."""
+    shots: tuple[int, ...] = (3, 5, 10)
+    """Shots to train for and test at."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of the trainings."""
+    context_inputs: tuple[Literal["x", "xy"], ...] = ("x", "xy")
+    """What the context sees (study 'contexts')."""
+    iterations: int = 20_000
+    """Training steps of each run."""
+    workers: int = 2
+    """Trainings at a time, one thread each."""
+
+    def run(self) -> None:
+        """Run the study and print its table."""
+        from metavrf.studies import sine
+
+        rows = sine.study(
+            sine.variants(self.name, self.shots, self.seeds, self.context_inputs), self.out, self.iterations, self.workers
+        )
+        values = {"study": self.name, "iterations": self.iterations, "rows": rows}
+        print_table(list(rows[0]), [[number(v) for v in row.values()] for row in rows])
+        report(values, None, self.save, self.seeds[0])
+
+
+def load_plugins(files: Sequence[Path]) -> None:
+    """Run Python files that the user names, so that what they register is known."""
+    import runpy
+
+    for file in files:
+        if not file.is_file():
+            raise UserError(f"the plugin {file} does not exist")
+        runpy.run_path(str(file), run_name=f"metavrf_plugin_{file.stem}")
+
+
+def refuse_changes(saved: Config, wanted: Config) -> None:
+    """A resumed run keeps its settings."""
+    if saved != wanted:
+        raise UserError("a resumed run keeps its settings: give --resume and --out alone, or start a new run")
+
+
+def draw_figure(learners: Any, run: Path, shot: int, path: Path) -> Path:
+    """Draw the paper's regression figure for three tasks that no table is made of."""
+    from metavrf.plots import plot_fits
+    from metavrf.randomness import stream
+    from metavrf.run import Run
+    from metavrf.tasks.functions import family
+
+    config = Run.open(run).config()
+    tasks = family(config.task).sample_grid(3, shot, stream(3, "figure"))
+    return plot_fits(learners, tasks, path, f"{config.task}, {shot} shots")
+
+
+def row_dict(row: Row) -> dict[str, Any]:
+    """A line of a comparison as plain values."""
+    return {"name": row.name, **row.evaluation.to_dict(), "difference": dataclasses.asdict(row.difference)}
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    """A comparison as a table."""
+    first = rows[0].evaluation
+    lines = [
+        [
+            row.name,
+            f"{number(row.evaluation.mean)} ± {number(row.evaluation.ci95)}",
+            f"{number(row.difference.mean)} ± {number(row.difference.ci95)}" if index else "",
+            number(row.evaluation.nll),
+            f"{100 * row.evaluation.coverage90:.1f} %",
+        ]
+        for index, row in enumerate(rows)
+    ]
+    title = f"{first.tasks} test tasks, {first.shot} shots, {first.protocol}"
+    print_table(["", first.metric, "difference to the first", "nll", "in the 90 % band"], lines, title)
+
+
+def print_table(header: Sequence[str], lines: Sequence[Sequence[str]], title: str | None = None) -> None:
+    """A table on standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=TABLE_WIDTH)
+    table = Table(title=title, title_justify="left")
+    for index, name in enumerate(header):
+        table.add_column(name, justify="right" if index else "left")
+    for line in lines:
+        table.add_row(*line)
+    console.print(table)
+
+
+def number(value: object) -> str:
+    """A figure to four digits; anything else as it is."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def report(values: dict[str, Any], as_json: bool | None, save: Path | None, seed: int) -> None:
+    """Print values as JSON (True), as a table (False) or not at all (None); save them with their provenance."""
+    if as_json:
+        print(json.dumps(values))
+    elif as_json is False:
+        print_table(["", ""], [[name, number(value)] for name, value in values.items()])
+    if save:
+        from metavrf.provenance import provenance
+        from metavrf.run import write_json
+
+        write_json(save, values | {"provenance": provenance(seed)})
+
+
+def parse(arguments: Sequence[str]) -> Any:
+    """The command that ``arguments`` ask for."""
+    default = Train(config=starting_config(arguments), out=tyro.MISSING)
+    commands = (
+        Annotated[Train, subcommand("train", default=default)],
+        Annotated[Evaluate, subcommand("evaluate")],
+        Annotated[Compare, subcommand("compare")],
+        Annotated[Info, subcommand("info")],
+        Annotated[Demo, subcommand("demo")],
+        Annotated[Study, subcommand("study")],
+    )
+    if arguments[:1] == ["train"] and len(arguments) > 1 and not arguments[1].startswith("-"):
+        arguments = ["train", "--task", *arguments[1:]]  # the task may stand first, without the option's name
+    description = "Few-shot learning with kernels inferred for each task (MetaVRF, ICML 2020)."
+    return tyro.cli(
+        Union[commands],  # type: ignore[arg-type]  # noqa: UP007 - made of a tuple
+        args=list(arguments),
+        prog="metavrf",
+        description=description,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+
+
+def starting_config(arguments: Sequence[str]) -> Config:
+    """Defaults of 'train', which depend on the task, the learner and the preset that its arguments name."""
+
+    def option(name: str, fallback: str) -> str:
+        for index, argument in enumerate(arguments):
+            if argument.startswith(f"{name}="):
+                return argument.split("=", 1)[1]
+            if argument == name and index + 1 < len(arguments):
+                return arguments[index + 1]
+        return fallback
+
+    if "--resume" in arguments and arguments[:1] == ["train"]:
+        from metavrf.run import Run
+
+        return Run.open(option("--out", "")).config()
+    task = arguments[1] if len(arguments) > 1 and not arguments[1].startswith("-") else "sine"
+    return preset(task, option("--learner", "metavrf"), option("--preset", "default"))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point: exit code 2 and one sentence for what a user can mend."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments == ["--version"]:
+        from importlib.metadata import version
+
+        print(f"metavrf {version('metavrf')}")
+        return
+    try:
+        parse(arguments).run()
+    except UserError as error:
+        print(f"metavrf: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt as stop:
+        print(f"metavrf: {stop or 'stopped'}", file=sys.stderr)
+        sys.exit(getattr(stop, "exit_code", 130))
+    except BrokenPipeError:  # the reader of our output has gone, as in 'metavrf ... | head'
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+        sys.exit(0)

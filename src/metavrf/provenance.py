@@ -1,0 +1,39 @@
+"""Where a figure comes from: kept beside every figure that is kept."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+def provenance(seed: int) -> dict[str, Any]:
+    """Command, seed, commit, versions and time."""
+    return {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "seed": seed,
+        "commit": _commit(),
+        "metavrf": version("metavrf"),
+        "torch": version("torch"),
+        "python": platform.python_version(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _commit() -> str | None:
+    """The commit this package is run from, if it is run from a checkout; '+' marks uncommitted changes."""
+
+    def git(*arguments: str) -> str:
+        here = Path(__file__).parent
+        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        dirty = git("status", "--porcelain", "--untracked-files=no", "--", ".")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if dirty else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

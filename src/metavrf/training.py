@@ -1,0 +1,299 @@
+"""The training loop: plain, resumable to the bit, on one process or several."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.strategies import DDPStrategy
+from torch import Tensor
+
+from metavrf.config import Config, TrainingSettings, preset
+from metavrf.episodes import Episodes
+from metavrf.errors import UserError
+from metavrf.evaluation import measure
+from metavrf.learners import build
+from metavrf.learners.base import Learner
+from metavrf.progress import Progress
+from metavrf.provenance import provenance
+from metavrf.randomness import stream
+from metavrf.run import Run, load_weights, read_tensors, write_json
+from metavrf.tasks.functions import family
+
+CHECKPOINT_SECONDS = 120
+AGREE_EVERY = 10  # steps between looks at whether another process was asked to stop
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop; it is saved, and the message says how to go on."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
+def train(
+    task: str | Config = "sine",
+    *,
+    out: str | os.PathLike[str],
+    resume: bool = False,
+    quiet: bool = False,
+    **options: Any,
+) -> Run:
+    """Train a learner and keep the run in the directory ``out``.
+
+    Args:
+        task: name of a task family, or a whole configuration.
+        out: the run directory; must not hold a run already, unless ``resume``.
+        resume: go on with the run in ``out``, with the settings saved there.
+        quiet: show no progress.
+        options: any setting by its name, such as ``shot=3, context="lstm", iterations=5000``.
+    """
+    if isinstance(task, Config):
+        config = task.with_options(**options)
+    else:
+        start = preset(task, options.pop("learner", "metavrf"), options.pop("preset", "default"))
+        config = start.with_options(**options)
+    family(config.task)  # an unknown task fails before anything is written
+    first_rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0
+    run = Run.open(out) if resume else Run(out)
+    if resume:
+        config = run.config()
+    elif first_rank:
+        run = Run.create(out, config.validate())
+    fabric = _fabric(config.training)
+    fabric.launch()
+    if config.training.threads:
+        torch.set_num_threads(config.training.threads)
+    with _stop_signals() as stopped:
+        Trainer(config, run, fabric, stopped, quiet=quiet).run_to_end()
+    return run
+
+
+def _fabric(settings: TrainingSettings) -> Fabric:
+    devices = int(os.environ.get("LOCAL_WORLD_SIZE", settings.devices))  # torchrun decides, where it is used
+    nodes = int(os.environ.get("WORLD_SIZE", devices)) // devices
+    # Each rank carries its own context state, so buffers are not broadcast.
+    strategy = DDPStrategy(broadcast_buffers=False) if devices * nodes > 1 else "auto"
+    return Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy=strategy)
+
+
+class Trainer:
+    """One run in memory: learner, optimiser and where they are; ``run_to_end`` is the loop."""
+
+    def __init__(self, config: Config, run: Run, fabric: Fabric, stopped: list[int], *, quiet: bool) -> None:
+        self.config, self.run, self.fabric, self.stopped = config, run, fabric, stopped
+        self.quiet = quiet or fabric.global_rank > 0
+        self.family = family(config.task)
+        self.learner: Learner = build(config)
+        self.step, self.best, self.best_step, self.seconds = 0, math.inf, 0, 0.0
+        self.resumed = run.state_file.exists()
+        if not self.resumed:
+            self.learner.initialise(self._tasks(0))
+        parameters = list(self.learner.parameters())
+        self.optimizer = torch.optim.Adam(parameters, lr=config.training.lr, fused=True)
+        if self.resumed:
+            self._load()
+        self.wrapped, self.wrapped_optimizer = fabric.setup(self.learner, self.optimizer)
+
+    def run_to_end(self) -> None:
+        """Train until the last step, an early stop or a signal."""
+        settings = self.config.training
+        validation = self.family.sample_grid(
+            settings.validate_tasks, self.config.episode.shot, stream(settings.seed, "validation")
+        )
+        if self.fabric.global_rank == 0:
+            self.run.rewind_metrics(self.step)
+        board = _tensorboard(self.run, self.step) if settings.tensorboard and self.fabric.global_rank == 0 else None
+        began, saved = time.monotonic() - self.seconds, time.monotonic()
+        label = f"{self.config.task} {self.config.episode.shot}-shot {self.config.learner} {self.config.model.context}"
+        figures: dict[str, float] = {}
+        early = False
+        with Progress(label, settings.iterations, self.step, quiet=self.quiet) as progress:
+            while self.step < settings.iterations and not early:
+                terms = self.train_step()
+                self.seconds = time.monotonic() - began
+                validating = self.step % settings.validate_every == 0 or self.step == settings.iterations
+                if validating:
+                    record = self._validate(validation, terms) if self.fabric.global_rank == 0 else {}
+                    if board is not None:
+                        for name, value in record.items():
+                            board.add_scalar(name, value, self.step)
+                    figures["val mse"] = record.get("val_mse", math.nan)
+                    late = (self.step - self.best_step) // settings.validate_every
+                    early = self._agree(0 < settings.patience <= late)
+                    progress.update(self.step, _floats(terms) | figures, milestone=True)
+                elif self.step % 20 == 0:
+                    progress.update(self.step, _floats(terms) | figures)
+                halt = self._halt()
+                if validating or halt or time.monotonic() - saved > CHECKPOINT_SECONDS:
+                    self._save()
+                    saved = time.monotonic()
+                if halt and self.step < settings.iterations:
+                    message = f"stopped at step {self.step}; continue with: metavrf train --resume --out {self.run.path}"
+                    raise Interrupted(message, self.stopped[0] if self.stopped else signal.SIGTERM)
+        if self.fabric.global_rank == 0:
+            self._finish(early)
+
+    def train_step(self) -> dict[str, Tensor]:
+        """One gradient step on one batch of tasks; returns the loss and its terms."""
+        settings = self.config.training
+        episodes = self._tasks(self.step)
+        shard = episodes[self.fabric.global_rank :: self.fabric.world_size]
+        # DDP averages over processes; this weight makes it the mean over tasks even if shards differ in size.
+        weight = shard.tasks * self.fabric.world_size / episodes.tasks
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(settings, self.step)
+        self.wrapped.train()
+        try:
+            prediction = self.wrapped(shard, stream(settings.seed, "draws", self.step))
+            loss = prediction.loss
+            if not math.isfinite(loss.item()):
+                raise UserError("the loss is not finite")
+        except UserError as error:
+            hint = f"the last checkpoint in {self.run.path} is kept" if self.step else "nothing was saved yet"
+            raise UserError(f"training failed at step {self.step}: {error}; lower --lr ({hint})") from error
+        self.optimizer.zero_grad(set_to_none=True)
+        self.fabric.backward(loss * weight)
+        if settings.clip:
+            torch.nn.utils.clip_grad_norm_(self.learner.parameters(), settings.clip, foreach=True)
+        self.wrapped_optimizer.step()
+        self.step += 1
+        return {"loss": loss.detach(), **{name: term.detach() for name, term in prediction.terms.items()}}
+
+    def _tasks(self, step: int) -> Episodes:
+        shape = self.config.episode
+        return self.family.sample(shape.batch, shape.shot, shape.query, stream(self.config.training.seed, "train", step))
+
+    def _validate(self, validation: Episodes, terms: dict[str, Tensor]) -> dict[str, float]:
+        """Measure on the validation tasks; keep the model if it is the best so far."""
+        figures = {f"val_{name}": values.mean().item() for name, values in measure(self.learner, validation).items()}
+        if figures["val_mse"] < self.best:
+            self.best, self.best_step = figures["val_mse"], self.step
+            self.run.save_model(self.learner.state_dict(), self._metadata())
+        record = {"step": self.step, "seconds": round(self.seconds, 2), **_floats(terms), **figures}
+        self.run.append_metrics(record)
+        return record
+
+    def _halt(self) -> bool:
+        if self.fabric.world_size == 1:
+            return bool(self.stopped)
+        return self.step % AGREE_EVERY == 0 and self._agree(bool(self.stopped))
+
+    def _agree(self, mine: bool) -> bool:
+        """True if any process says so."""
+        if self.fabric.world_size == 1:
+            return mine
+        flag = self.fabric.all_reduce(torch.tensor(float(mine)), reduce_op="sum")
+        return bool(torch.as_tensor(flag) > 0)
+
+    def _metadata(self) -> dict[str, str]:
+        return {
+            "format": "metavrf-1",
+            "step": str(self.step),
+            "seed": str(self.config.training.seed),
+            "best": repr(self.best),
+            "best_step": str(self.best_step),
+        }
+
+    def _save(self) -> None:
+        """Write the one file that a resumed run starts from."""
+        tensors = {f"learner.{name}": tensor for name, tensor in self.learner.state_dict().items()}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
+        if self.fabric.world_size > 1:  # buffers, such as the context state, differ between processes
+            for name, buffer in self.learner.named_buffers():
+                gathered = self.fabric.all_gather(buffer)
+                assert isinstance(gathered, Tensor)
+                tensors |= {f"rank{rank}.{name}": value for rank, value in enumerate(gathered)}
+        if self.fabric.global_rank == 0:
+            self.run.save_state(tensors, self._metadata() | {"seconds": f"{self.seconds:.3f}"})
+
+    def _load(self) -> None:
+        where = str(self.run.state_file)
+        tensors, metadata = read_tensors(self.run.state_file)
+        groups: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            group, _, rest = name.partition(".")
+            groups.setdefault(group, {})[rest] = tensor
+        load_weights(self.learner, groups.get("learner", {}), where)
+        own = groups.get(f"rank{self.fabric.global_rank}", {})
+        for name, buffer in self.learner.named_buffers():
+            if name in own:
+                buffer.copy_(own[name])
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in groups.get("optimizer", {}).items():
+            index, _, key = name.partition(".")
+            moments.setdefault(int(index), {})[key] = tensor
+        try:
+            self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": moments})
+            self.step, self.best_step = int(metadata["step"]), int(metadata["best_step"])
+            self.best, self.seconds = float(metadata["best"]), float(metadata["seconds"])
+        except (KeyError, ValueError) as error:
+            raise UserError(f"{where} is not a checkpoint of this version of metavrf ({error})") from error
+
+    def _finish(self, early: bool) -> None:
+        best = next((r for r in self.run.metrics() if r["step"] == self.best_step), {})
+        write_json(
+            self.run.result_file,
+            {
+                "task": self.config.task,
+                "learner": self.config.learner,
+                "protocol": self.learner.protocol,
+                "steps": self.step,
+                "stopped_early": early,
+                "best_step": self.best_step,
+                "validation": {k: v for k, v in best.items() if k.startswith("val_")},
+                "validation_tasks": self.config.training.validate_tasks,
+                "parameters": sum(p.numel() for p in self.learner.parameters()),
+                "train_seconds": round(self.seconds, 1),
+                **provenance(self.config.training.seed),
+            },
+        )
+
+
+def learning_rate(settings: TrainingSettings, step: int) -> float:
+    """Linear warm-up, then constant or a cosine down to zero."""
+    rate = settings.lr * min(1.0, (step + 1) / max(1, settings.warmup))
+    if settings.schedule == "cosine":
+        rate *= 0.5 * (1 + math.cos(math.pi * step / settings.iterations))
+    return rate
+
+
+@contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM instead of dying in the middle of a step."""
+    stopped: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        if stopped:  # asked twice: stop at once
+            sys.exit(128 + number)
+        stopped.append(number)
+
+    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tensorboard(run: Run, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise UserError("TensorBoard is not installed: pip install 'metavrf[tensorboard]', or leave it out") from error
+    return SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1)  # type: ignore[no-untyped-call]
+
+
+def _floats(terms: dict[str, Tensor]) -> dict[str, float]:
+    return {name: term.item() for name, term in terms.items()}
