@@ -23,6 +23,7 @@ from metavrf.errors import UserError
 from metavrf.evaluation import measure
 from metavrf.learners import build
 from metavrf.learners.base import Learner
+from metavrf.memory import keep_freed_memory
 from metavrf.progress import Progress
 from metavrf.provenance import provenance
 from metavrf.randomness import stream
@@ -70,6 +71,7 @@ def train(
         config = run.config()
     elif first_rank:
         run = Run.create(out, config.validate())
+    keep_freed_memory()
     fabric = _fabric(config.training)
     fabric.launch()
     if config.training.threads:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,7 +82,8 @@ def _orthogonalise(epsilon: Tensor, generator: torch.Generator) -> Tensor:
 def fourier_features(z: Tensor, mean: Tensor, std: Tensor, draws: Draws) -> Tensor:
     """φ(z) = √(2/D)·cos(ωᵀz + b) under q(ω) = N(``mean``, ``std``²): ``[L, T, N, D]``.
 
-    With one ε for all tasks, ωᵀz = μᵀz + εᵀ(σ ⊙ z): the ``[T, D, d]`` tensor of bases is never formed.
+    With one ε for all tasks, ωᵀz + b = [σ ⊙ z, μᵀz, 1]·[ε; 1; b]: one matrix product, and the ``[T, D, d]``
+    tensor of bases is never formed.
 
     Args:
         z: ``[T, N, d]`` features.
@@ -89,13 +91,39 @@ def fourier_features(z: Tensor, mean: Tensor, std: Tensor, draws: Draws) -> Tens
         std: ``[T, d]``, σ of each task.
         draws: ε and b.
     """
-    shift = z @ mean.unsqueeze(-1)  # μᵀz  [T, N, 1]
-    scaled = z * std.unsqueeze(-2)
-    angle = torch.einsum("tnd,ldm->ltnm", scaled, draws.epsilon) + shift  # [L, T, N, M]
+    tasks, points, _ = z.shape
+    left = [z * std.unsqueeze(-2), z @ mean.unsqueeze(-1)]
+    right = [draws.epsilon, torch.ones_like(draws.epsilon[:, :1])]
+    if draws.phase is not None:
+        left.append(torch.ones_like(left[1]))
+        right.append(draws.phase.unsqueeze(1))
+    rows = torch.cat(left, dim=-1).flatten(0, 1)  # [T·N, d + 1 or 2]
+    angle = (rows @ torch.cat(right, dim=1)).unflatten(1, (tasks, points))  # [L, T, N, M]
+    scale = math.sqrt(2 / draws.bases)
     if draws.phase is None:
-        pair = torch.cat([angle.cos(), angle.sin()], dim=-1)
-        return pair * math.sqrt(2 / draws.bases)
-    return (angle + draws.phase[:, None, None]).cos() * math.sqrt(2 / draws.bases)
+        pair: Tensor = _SineCosine.apply(angle, scale)  # type: ignore[no-untyped-call]
+        return pair
+    return angle.cos() * scale
+
+
+class _SineCosine(torch.autograd.Function):
+    """scale·[cos a, sin a]; its gradient needs nothing but its output."""
+
+    @staticmethod
+    def forward(ctx: Any, angle: Tensor, scale: float) -> Tensor:
+        half = angle.shape[-1]
+        out = angle.new_empty(*angle.shape[:-1], 2 * half)
+        torch.mul(angle.cos(), scale, out=out[..., :half])
+        torch.mul(angle.sin(), scale, out=out[..., half:])
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (out,) = ctx.saved_tensors
+        half = out.shape[-1] // 2
+        product = out[..., :half] * gradient[..., half:]
+        return product.addcmul_(out[..., half:], gradient[..., :half], value=-1), None
 
 
 def exact_kernel(z: Tensor, other: Tensor, mean: Tensor, std: Tensor) -> Tensor:

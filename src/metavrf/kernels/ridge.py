@@ -23,31 +23,34 @@ class Ridge(NamedTuple):
     """A solved ridge problem, ready to predict; made by :func:`fit`.
 
     Attributes:
-        weights: ``[..., D, p]`` primal weights w = Φᵀα.
+        solution: α ``[..., S, p]`` (dual) or w ``[..., D, p]`` (primal).
         factor: lower Cholesky factor, ``[..., S, S]`` (dual) or ``[..., D, D]`` (primal).
-        features: ``[..., S, D]`` support features for the dual form, None for the primal.
+        support: ``[..., S, D]`` support features for the dual form, None for the primal.
         lam: λ.
-        fit_energy: ``[..., p]``, Yᵀ(K + λI)⁻¹Y by output: the data's squared RKHS norm.
+        energy: ``[..., p]``, Yᵀ(K + λI)⁻¹Y by output: the squared norm of the data under the kernel.
     """
 
-    weights: Tensor
+    solution: Tensor
     factor: Tensor
-    features: Tensor | None
+    support: Tensor | None
     lam: Tensor
-    fit_energy: Tensor
+    energy: Tensor
+
+    def posterior(self, phi: Tensor) -> tuple[Tensor, Tensor]:
+        """ŷ ``[..., Q, p]`` for features ``phi [..., Q, D]``, and the Gaussian process' variance ``[..., Q]``."""
+        if self.support is None:
+            solved = torch.linalg.solve_triangular(self.factor, phi.mT, upper=False)
+            return phi @ self.solution, self.lam * solved.square().sum(-2)
+        cross = self.support @ phi.mT  # K̃  [..., S, Q]
+        solved = torch.linalg.solve_triangular(self.factor, cross, upper=False)
+        prior = torch.linalg.vecdot(phi, phi)  # k(x, x)
+        return cross.mT @ self.solution, (prior - solved.square().sum(-2)).clamp_min(0)
 
     def predict(self, phi: Tensor) -> Tensor:
-        """ŷ for features ``phi [..., Q, D]``: ``[..., Q, p]``."""
-        return phi @ self.weights
-
-    def variance(self, phi: Tensor) -> Tensor:
-        """Posterior variance of the Gaussian process at ``phi [..., Q, D]``: ``[..., Q]``, without noise."""
-        if self.features is None:
-            solved = torch.linalg.solve_triangular(self.factor, phi.mT, upper=False)
-            return self.lam * solved.square().sum(-2)
-        cross = self.features @ phi.mT  # K̃  [..., S, Q]
-        solved = torch.linalg.solve_triangular(self.factor, cross, upper=False)
-        return (phi.square().sum(-1) - solved.square().sum(-2)).clamp_min(0)
+        """ŷ alone."""
+        if self.support is None:
+            return phi @ self.solution
+        return (self.support @ phi.mT).mT @ self.solution
 
 
 def fit(phi: Tensor, targets: Tensor, lam: Tensor | float, form: str = "auto") -> Ridge:
@@ -65,7 +68,7 @@ def fit(phi: Tensor, targets: Tensor, lam: Tensor | float, form: str = "auto") -
         factor = _cholesky(phi @ phi.mT, lam)
         alpha = torch.cholesky_solve(targets, factor)
         energy = (targets * alpha).sum(-2)
-        return Ridge(phi.mT @ alpha, factor, phi, lam, energy)
+        return Ridge(alpha, factor, phi, lam, energy)
     if form == "primal":
         factor = _cholesky(phi.mT @ phi, lam)
         weights = torch.cholesky_solve(phi.mT @ targets, factor)

@@ -38,15 +38,19 @@ class RidgeHead(nn.Module):
         """Predict from features ``support [L, T, S, D]`` and ``query [L, T, Q, D]``."""
         support, query = support.double(), query.double()
         fitted = ridge.fit(support, episodes.support_targets.double(), self.lam.double())
-        samples = self.log_gamma.exp() * fitted.predict(query) + self.beta
-        return self.likelihood(samples.float(), fitted, query, episodes)
+        return self.likelihood(self, fitted, query, episodes)
+
+    def scaled(self, fit: Tensor) -> Tensor:
+        """γ·fit + β."""
+        return (self.log_gamma.exp() * fit + self.beta).float()
 
 
 class CategoricalLikelihood(nn.Module):
     """Classes: softmax of the ridge outputs; posterior samples are averaged as probabilities."""
 
-    def forward(self, samples: Tensor, fitted: ridge.Ridge, query: Tensor, episodes: Episodes) -> Prediction:
-        """Logits of ``samples [L, T, Q, C]`` and their cross entropy."""
+    def forward(self, head: RidgeHead, fitted: ridge.Ridge, query: Tensor, episodes: Episodes) -> Prediction:
+        """Logits of L samples ``[L, T, Q, C]`` and their cross entropy."""
+        samples = head.scaled(fitted.predict(query))
         log_probabilities = samples.log_softmax(-1)
         mean = log_probabilities.logsumexp(0) - math.log(len(samples))
         if episodes.query_y is None:
@@ -69,12 +73,14 @@ class GaussianLikelihood(nn.Module):
         self.log_scale = nn.Parameter(torch.tensor(0.0))  # log s₀
         self.log_weight = nn.Parameter(torch.tensor(0.0))  # log ν
 
-    def forward(self, samples: Tensor, fitted: ridge.Ridge, query: Tensor, episodes: Episodes) -> Prediction:
-        """Mean and deviation of the mixture of ``samples [L, T, Q, p]``, and the expected log likelihood."""
+    def forward(self, head: RidgeHead, fitted: ridge.Ridge, query: Tensor, episodes: Episodes) -> Prediction:
+        """Mean and deviation of the mixture of L samples ``[L, T, Q, p]``, and the expected log likelihood."""
+        fit, process = fitted.posterior(query)
+        samples = head.scaled(fit)
         weight = self.log_weight.exp()
-        energy = weight * (2 * self.log_scale).exp() + fitted.fit_energy  # [L, T, p]
+        energy = weight * (2 * self.log_scale).exp() + fitted.energy  # [L, T, p]
         scale = (energy / (weight + episodes.support_y.shape[1])).unsqueeze(-2)
-        variance = (scale * fitted.variance(query).unsqueeze(-1) + (2 * self.log_noise).exp()).float()
+        variance = (scale * process.unsqueeze(-1) + (2 * self.log_noise).exp()).float()
         mean = samples.mean(0)
         std = (variance.mean(0) + samples.var(0, correction=0)).sqrt()
         if episodes.query_y is None:
