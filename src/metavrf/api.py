@@ -91,7 +91,12 @@ class Row:
 
 
 def compare(
-    runs: Sequence[PathLike], *, tasks: int = TEST_TASKS, shot: int | None = None, seed: int = TEST_SEED, floor: bool = True
+    runs: Sequence[PathLike],
+    *,
+    tasks: int = TEST_TASKS,
+    shot: int | None = None,
+    seed: int = TEST_SEED,
+    floor: bool = True,
 ) -> list[Row]:
     """Test runs on the same tasks; each row has its paired difference to the first run.
 

@@ -25,7 +25,7 @@ TABLE_WIDTH = 110  # of a table that goes to a file or pipe
 
 @dataclass
 class Train:
-    """Train a learner on tasks: metavrf train sine --shot 5 --context bilstm --out RUN"""
+    """Train a learner on tasks: metavrf train sine --shot 5 --context bilstm --out RUN."""
 
     config: OmitArgPrefixes[Config]
     out: Path
@@ -235,7 +235,10 @@ class Study:
         from metavrf.studies import sine
 
         rows = sine.study(
-            sine.variants(self.name, self.shots, self.seeds, self.context_inputs), self.out, self.iterations, self.workers
+            sine.variants(self.name, self.shots, self.seeds, self.context_inputs),
+            self.out,
+            self.iterations,
+            self.workers,
         )
         values = {"study": self.name, "iterations": self.iterations, "rows": rows}
         print_table(list(rows[0]), [[number(v) for v in row.values()] for row in rows])

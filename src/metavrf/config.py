@@ -123,7 +123,9 @@ class Config:
                 option = f"{item.name} = {value!r}"
                 if choices and value not in choices:
                     raise UserError(f"{option} is not a choice: give one of {', '.join(map(str, choices))}")
-                if hints[item.name] in (int, float) and (isinstance(value, bool) or not isinstance(value, int | hints[item.name])):
+                if hints[item.name] in (int, float) and (
+                    isinstance(value, bool) or not isinstance(value, int | hints[item.name])
+                ):
                     raise UserError(f"{option} must be a number ({hints[item.name].__name__})")
                 if item.name in at_least_one and value < 1:
                     raise UserError(f"{option} must be at least 1")

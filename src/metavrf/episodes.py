@@ -86,9 +86,7 @@ class Episodes:
     def __getitem__(self, tasks: slice) -> Episodes:
         """The tasks of a slice."""
         query_y = None if self.query_y is None else self.query_y[tasks]
-        return Episodes(
-            self.support_x[tasks], self.support_y[tasks], self.query_x[tasks], query_y, self.way
-        )
+        return Episodes(self.support_x[tasks], self.support_y[tasks], self.query_x[tasks], query_y, self.way)
 
     def batches(self, size: int) -> list[Episodes]:
         """The same tasks in order, at most ``size`` at a time."""

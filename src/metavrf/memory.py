@@ -23,4 +23,4 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError, TypeError):  # not glibc
         return False
     settings = ((_M_MMAP_THRESHOLD, _GIB), (_M_TRIM_THRESHOLD, 2 * _GIB - 1), (_M_TOP_PAD, _GIB // 4))
-    return all([mallopt(name, value) == 1 for name, value in settings])
+    return sum(mallopt(name, value) for name, value in settings) == len(settings)

@@ -15,11 +15,19 @@ if TYPE_CHECKING:
     from metavrf.learners.base import Learner
 
 # Okabe & Ito's colours, told apart by colour-blind readers; the dashes tell them apart in grey.
-STYLES = (("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#CC79A7", ":"), ("#56B4E9", (0, (5, 1, 1, 1, 1, 1))))
+STYLES = (
+    ("#0072B2", "-"),
+    ("#D55E00", "--"),
+    ("#009E73", "-."),
+    ("#CC79A7", ":"),
+    ("#56B4E9", (0, (5, 1, 1, 1, 1, 1))),
+)
 FORMATS = {".png", ".pdf", ".svg"}
 
 
-def plot_fits(learners: Mapping[str, Learner], episodes: Episodes, path: str | os.PathLike[str], title: str = "") -> Path:
+def plot_fits(
+    learners: Mapping[str, Learner], episodes: Episodes, path: str | os.PathLike[str], title: str = ""
+) -> Path:
     """Draw each task of ``episodes``: the truth, the support points, each learner's fit with its 90 % band."""
     path = Path(path)
     if path.suffix not in FORMATS:

@@ -30,11 +30,11 @@ def write_atomically(path: Path, data: bytes | str) -> None:
     """Replace ``path`` by ``data`` in one step: after a crash the file holds the old or the new, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with temporary.open("wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {error.strerror or error}; what was there before is unharmed") from error
@@ -49,7 +49,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, file.metadata() or {}
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist") from error
     except (SafetensorError, OSError) as error:
@@ -76,7 +76,9 @@ class Run:
         try:
             run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"cannot make the run directory {run.path}: {error.strerror}; choose another --out") from error
+            raise UserError(
+                f"cannot make the run directory {run.path}: {error.strerror}; choose another --out"
+            ) from error
         write_atomically(run.config_file, config.to_toml())
         return run
 
@@ -125,7 +127,7 @@ class Run:
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add a validation record."""
         try:
-            with open(self.metrics_file, "a") as file:
+            with self.metrics_file.open("a") as file:
                 file.write(json.dumps(record) + "\n")
         except OSError as error:
             raise UserError(f"cannot write {self.metrics_file}: {error.strerror}") from error

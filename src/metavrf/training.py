@@ -141,7 +141,9 @@ class Trainer:
                     self._save()
                     saved = time.monotonic()
                 if halt and self.step < settings.iterations:
-                    message = f"stopped at step {self.step}; continue with: metavrf train --resume --out {self.run.path}"
+                    message = (
+                        f"stopped at step {self.step}; continue with: metavrf train --resume --out {self.run.path}"
+                    )
                     raise Interrupted(message, self.stopped[0] if self.stopped else signal.SIGTERM)
         if self.fabric.global_rank == 0:
             self._finish(early)
@@ -174,7 +176,9 @@ class Trainer:
 
     def _tasks(self, step: int) -> Episodes:
         shape = self.config.episode
-        return self.family.sample(shape.batch, shape.shot, shape.query, stream(self.config.training.seed, "train", step))
+        return self.family.sample(
+            shape.batch, shape.shot, shape.query, stream(self.config.training.seed, "train", step)
+        )
 
     def _validate(self, validation: Episodes, terms: dict[str, Tensor]) -> dict[str, float]:
         """Measure on the validation tasks; keep the model if it is the best so far."""
@@ -276,7 +280,7 @@ def _stop_signals() -> Iterator[list[int]]:
     """Collect Ctrl-C and SIGTERM instead of dying in the middle of a step."""
     stopped: list[int] = []
 
-    def remember(number: int, frame: FrameType | None) -> None:
+    def remember(number: int, _: FrameType | None) -> None:
         if stopped:  # asked twice: stop at once
             sys.exit(128 + number)
         stopped.append(number)

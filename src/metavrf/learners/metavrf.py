@@ -34,7 +34,13 @@ class KernelLearner(Learner):
     phase: Tensor | None
 
     def __init__(
-        self, embedding: nn.Module, features: int, settings: MetaVRFSettings, *, regression: bool, generator: torch.Generator
+        self,
+        embedding: nn.Module,
+        features: int,
+        settings: MetaVRFSettings,
+        *,
+        regression: bool,
+        generator: torch.Generator,
     ) -> None:
         super().__init__()
         self.embedding = embedding

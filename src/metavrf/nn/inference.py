@@ -82,9 +82,7 @@ class Context(nn.Module):
         if not self.training:
             state = (self._initial(self.hidden, len(summary)), self._initial(self.cell, len(summary)))
             return self.lstm(summary.unsqueeze(0), state)[0].squeeze(0)
-        output, (hidden, cell) = self.lstm(
-            summary.unsqueeze(1), (self._initial(self.hidden), self._initial(self.cell))
-        )
+        output, (hidden, cell) = self.lstm(summary.unsqueeze(1), (self._initial(self.hidden), self._initial(self.cell)))
         self.hidden, self.cell = hidden[:1].detach(), cell[:1].detach()  # the forward direction's
         return output.squeeze(1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ class MLP(nn.Sequential):
 
     def __init__(self, sizes: Sequence[int]) -> None:
         layers: list[nn.Module] = []
-        for fan_in, fan_out in zip(sizes, sizes[1:], strict=False):
+        for fan_in, fan_out in pairwise(sizes):
             layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
         super().__init__(*layers)
 
@@ -29,7 +30,7 @@ class GaussianMLP(nn.Module):
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
         sizes = [inputs, hidden, hidden, outputs]
-        self.weights = nn.ParameterList(nn.Parameter(torch.empty(2, i, o)) for i, o in zip(sizes, sizes[1:], strict=False))
+        self.weights = nn.ParameterList(nn.Parameter(torch.empty(2, i, o)) for i, o in pairwise(sizes))
         self.biases = nn.ParameterList(nn.Parameter(torch.empty(2, 1, o)) for o in sizes[1:])
         for weight, bias in zip(self.weights, self.biases, strict=True):
             bound = 1 / math.sqrt(weight.shape[1])  # as nn.Linear

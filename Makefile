@@ -1,0 +1,30 @@
+# Every target sets up .venv by itself; a second call finds it done.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint bench clean
+
+demo: $(READY)
+	$(BIN)/metavrf demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/sine_step.py
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "metavrf needs Python 3.11 or newer: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,tensorboard]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo

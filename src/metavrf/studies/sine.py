@@ -1,0 +1,102 @@
+"""Studies on few-shot regression: many trainings of one question, tested on the same tasks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from metavrf import api
+from metavrf.config import Config, preset
+from metavrf.errors import UserError
+from metavrf.run import Run
+
+CONTEXTS = ("none", "lstm", "bilstm")
+BASES: tuple[dict[str, Any], ...] = (
+    {"draw": "fixed", "feature_map": "cosine"},
+    {"draw": "resampled", "feature_map": "cosine"},
+    {"draw": "fixed", "feature_map": "sincos"},
+    {"draw": "resampled", "feature_map": "sincos"},
+    {"draw": "resampled", "feature_map": "sincos", "orthogonal": True},
+)
+
+
+def variants(
+    name: str, shots: Sequence[int], seeds: Sequence[int], context_inputs: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """The trainings of a study by name: settings that differ from the defaults."""
+    found: dict[str, dict[str, Any]] = {}
+    for seed in seeds:
+        for shot in shots:
+            common = {"shot": shot, "seed": seed}
+            if name == "bases":
+                for kind in BASES:
+                    label = "-".join(str(value).lower() for value in kind.values())
+                    found[f"{shot}shot-{label}-seed{seed}"] = common | {"context": "none"} | kind
+                continue
+            for inputs in context_inputs:
+                for context in CONTEXTS:
+                    options = common | {"context": context, "context_inputs": inputs}
+                    found[f"{shot}shot-{inputs}-{context}-seed{seed}"] = options
+            found[f"{shot}shot-rff-seed{seed}"] = common | {"learner": "rff"}
+    return found
+
+
+def study(trainings: dict[str, dict[str, Any]], out: Path, iterations: int, workers: int) -> list[dict[str, Any]]:
+    """Train what is not trained yet, ``workers`` at a time in processes of one thread; then test everything."""
+    configs = {name: _config(options, iterations) for name, options in trainings.items()}
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(lambda item: _train(out / item[0], item[1]), configs.items()))
+    return [_row(out / name, config) for name, config in configs.items()]
+
+
+def _config(options: dict[str, Any], iterations: int) -> Config:
+    changed = {key: value for key, value in options.items() if key != "learner"}
+    return preset("sine", options.get("learner", "metavrf")).with_options(**changed, iterations=iterations, threads=1)
+
+
+def _train(path: Path, config: Config) -> None:
+    run = Run(path)
+    if run.result_file.exists():
+        return
+    if not run.config_file.exists():
+        Run.create(path, config)
+    elif run.config() != config:
+        raise UserError(f"{path} holds a run with other settings: choose another --out")
+    command = [sys.executable, "-m", "metavrf", "train", "--resume", "--out", str(path), "--quiet"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
+    )
+    if done.returncode:
+        raise UserError(f"the training in {path} failed: {done.stderr.strip()}")
+
+
+def _row(path: Path, config: Config) -> dict[str, Any]:
+    import json
+
+    result = api.evaluate(path)
+    trained = json.loads(Run(path).result_file.read_text())
+    model = config.model
+    return {
+        "run": path.name,
+        "learner": config.learner,
+        "shot": config.episode.shot,
+        "context": model.context,
+        "context_inputs": model.context_inputs,
+        "draw": model.draw,
+        "feature_map": model.feature_map + (" orthogonal" if model.orthogonal else ""),
+        "seed": config.training.seed,
+        "mse": result.mean,
+        "ci95": result.ci95,
+        "nll": result.nll,
+        "coverage90": result.coverage90,
+        "val_mse": trained["validation"]["val_mse"],
+        "train_seconds": trained["train_seconds"],
+        "tasks": result.tasks,
+        "protocol": result.protocol,
+        "data_sha256": result.data_sha256,
+    }
