@@ -49,7 +49,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            return tensors, file.metadata() or {}
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist") from error
     except (SafetensorError, OSError) as error:
