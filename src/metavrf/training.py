@@ -72,7 +72,7 @@ def train(
     elif first_rank:
         run = Run.create(out, config.validate())
     keep_freed_memory()
-    fabric = _fabric(config.training)
+    fabric = make_fabric(config.training)
     fabric.launch()
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
@@ -81,7 +81,8 @@ def train(
     return run
 
 
-def _fabric(settings: TrainingSettings) -> Fabric:
+def make_fabric(settings: TrainingSettings) -> Fabric:
+    """Lightning Fabric for this many processes, or for those torchrun has started."""
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", settings.devices))  # torchrun decides, where it is used
     nodes = int(os.environ.get("WORLD_SIZE", devices)) // devices
     # Each rank carries its own context state, so buffers are not broadcast.
@@ -100,7 +101,7 @@ class Trainer:
         self.step, self.best, self.best_step, self.seconds = 0, math.inf, 0, 0.0
         self.resumed = run.state_file.exists()
         if not self.resumed:
-            self.learner.initialise(self._tasks(0))
+            self.learner.initialise(self.tasks_of(0))
         parameters = list(self.learner.parameters())
         self.optimizer = torch.optim.Adam(parameters, lr=config.training.lr, fused=True)
         if self.resumed:
@@ -151,7 +152,7 @@ class Trainer:
     def train_step(self) -> dict[str, Tensor]:
         """One gradient step on one batch of tasks; returns the loss and its terms."""
         settings = self.config.training
-        episodes = self._tasks(self.step)
+        episodes = self.tasks_of(self.step)
         shard = episodes[self.fabric.global_rank :: self.fabric.world_size]
         # DDP averages over processes; this weight makes it the mean over tasks even if shards differ in size.
         weight = shard.tasks * self.fabric.world_size / episodes.tasks
@@ -168,13 +169,17 @@ class Trainer:
             raise UserError(f"training failed at step {self.step}: {error}; lower --lr ({hint})") from error
         self.optimizer.zero_grad(set_to_none=True)
         self.fabric.backward(loss * weight)
+        sound = True
         if settings.clip:
-            torch.nn.utils.clip_grad_norm_(self.learner.parameters(), settings.clip, foreach=True)
-        self.wrapped_optimizer.step()
+            norm = torch.nn.utils.clip_grad_norm_(self.learner.parameters(), settings.clip, foreach=True)
+            sound = bool(torch.isfinite(norm))
+        if sound:  # two support points that nearly coincide can overflow a gradient: that batch teaches nothing
+            self.wrapped_optimizer.step()
         self.step += 1
         return {"loss": loss.detach(), **{name: term.detach() for name, term in prediction.terms.items()}}
 
-    def _tasks(self, step: int) -> Episodes:
+    def tasks_of(self, step: int) -> Episodes:
+        """The training tasks of a step."""
         shape = self.config.episode
         return self.family.sample(
             shape.batch, shape.shot, shape.query, stream(self.config.training.seed, "train", step)

@@ -17,6 +17,7 @@ from metavrf.errors import UserError
 from metavrf.learners.base import Learner, Prediction
 from metavrf.tasks.functions import FunctionFamily, Sine
 
+NEGLIGIBLE = 1e-9  # posterior weight
 JITTER = 1e-9  # of the prior variance; the tasks are noise-free
 
 
@@ -87,7 +88,7 @@ class BayesLimit(Learner):
 
     NOISE = 3e-3
     GRID = 4001
-    CHUNK = 50  # tasks at once; bounds memory
+    CHUNK = 4  # tasks at once: those few rule out most frequencies together
 
     def __init__(self, family: Sine) -> None:
         super().__init__()
@@ -104,28 +105,31 @@ class BayesLimit(Learner):
         return Prediction(mean.float(), mean.float().unsqueeze(0), (variance + self.NOISE**2).sqrt().float())
 
     def _solve(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
-        x, y = episodes.support_x.squeeze(-1).double(), episodes.support_y.double()
-        design = _waves(x, self.frequency).permute(0, 3, 1, 2)  # [T, W, S, 2]
-        y = y.unsqueeze(1)  # [T, 1, S, 1]
-        gram = design.mT @ design + 1e-12 * torch.eye(2, dtype=torch.double)
-        uv = torch.linalg.solve(gram, design.mT @ y)  # [T, W, 2, 1]
-        misfit = (y - design @ uv).square().sum((-2, -1))
-        amplitude, inside = self._prior(uv.squeeze(-1))
-        log_weight = -misfit / (2 * self.NOISE**2) - 0.5 * torch.logdet(gram) - amplitude.log()
+        x, y = episodes.support_x.squeeze(-1).double(), episodes.support_y.squeeze(-1).double()
+        sine, cosine = _waves(x, self.frequency).unbind(2)  # [T, S, W]
+        # Least squares for (u, v) at each w: the 2 x 2 normal equations, by hand and for all at once.
+        ss, cc, sc = sine.square().sum(1), cosine.square().sum(1), (sine * cosine).sum(1)  # [T, W]
+        sy, cy = torch.einsum("tsw,ts->tw", sine, y), torch.einsum("tsw,ts->tw", cosine, y)
+        determinant = (ss * cc - sc.square()).clamp_min(1e-12)
+        u, v = (cc * sy - sc * cy) / determinant, (ss * cy - sc * sy) / determinant
+        misfit = (y.unsqueeze(-1) - u.unsqueeze(1) * sine - v.unsqueeze(1) * cosine).square().sum(1)
+        amplitude, inside = self._prior(u, v)
+        log_weight = -misfit / (2 * self.NOISE**2) - 0.5 * determinant.log() - amplitude.log()
         # Where no grid point lies inside the ranges (the truth is at their edge), the prior gives way to the fit.
         inside = inside | ~inside.any(1, keepdim=True)
         weight = torch.softmax(log_weight.masked_fill(~inside, -math.inf), dim=1)  # [T, W]
-        waves = _waves(episodes.query_x[0].squeeze(-1).double(), self.frequency)  # the grid is the same for all tasks
-        coefficients = weight.unsqueeze(-1) * uv.squeeze(-1)  # [T, W, 2]
-        mean = torch.einsum("twa,qaw->tq", coefficients, waves)
-        second = torch.einsum("tw,twa,twb->twab", weight, uv.squeeze(-1), uv.squeeze(-1))
-        square = torch.einsum("twab,qaw,qbw->tq", second, waves, waves)
-        return mean, (square - mean.square()).clamp_min(0)
+        likely = weight.amax(0) > NEGLIGIBLE  # most frequencies are ruled out for every task of the chunk
+        weight, uv = weight[:, likely], torch.stack([u, v])[:, :, likely]
+        angle = episodes.query_x.squeeze(-1).double().unsqueeze(-1) * self.frequency[likely]  # [T, Q, W]
+        curves = uv[0].unsqueeze(1) * angle.sin() + uv[1].unsqueeze(1) * angle.cos()
+        mean = (curves @ weight.unsqueeze(-1)).squeeze(-1)
+        variance = ((curves - mean.unsqueeze(-1)).square() @ weight.unsqueeze(-1)).squeeze(-1)
+        return mean, variance
 
-    def _prior(self, uv: Tensor) -> tuple[Tensor, Tensor]:
+    def _prior(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Amplitude of (u, v), and whether it and the phase lie in the family's ranges (to the noise)."""
-        amplitude = uv.norm(dim=-1).clamp_min(1e-6)
-        phase = torch.atan2(uv[..., 1], uv[..., 0])  # of (cos b, sin b)
+        amplitude = torch.hypot(u, v).clamp_min(1e-6)
+        phase = torch.atan2(v, u)  # of (cos b, sin b)
         slack = self.NOISE / amplitude
         (a_low, a_high), (b_low, b_high) = self.amplitude, self.phase
         turn = 2 * math.pi

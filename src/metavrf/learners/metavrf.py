@@ -47,7 +47,9 @@ class KernelLearner(Learner):
         self.settings = settings
         self.features = features
         self.log_length = nn.Parameter(torch.zeros(()))
-        self.head = RidgeHead(regression=regression, lam=settings.ridge, gamma=settings.gamma)
+        self.head = RidgeHead(
+            regression=regression, lam=settings.ridge, gamma=settings.gamma, beta_nll=settings.beta_nll
+        )
         self.redraw(generator)
 
     def redraw(self, generator: torch.Generator, bases: int | None = None, samples: int | None = None) -> None:

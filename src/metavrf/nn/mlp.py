@@ -11,6 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+LOG_VARIANCE_BOUND = 6.0  # a soft bound: σ stays between 0.05 and 20, and its exponential finite
+
+
 class MLP(nn.Sequential):
     """The embedding ψ of regression (Table fcn-reg): fully connected layers, each followed by a ReLU."""
 
@@ -43,4 +46,4 @@ class GaussianMLP(nn.Module):
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             hidden = torch.baddbmm(bias, F.elu(hidden) if layer else hidden, weight)
         mean, log_variance = hidden.unflatten(1, x.shape[:-1])
-        return mean, log_variance
+        return mean, LOG_VARIANCE_BOUND * torch.tanh(log_variance / LOG_VARIANCE_BOUND)
