@@ -10,27 +10,41 @@ from metavrf.episodes import Episodes
 from metavrf.nn.mlp import GaussianMLP
 
 SET_ENCODER_WIDTH = 128
+BASE_KERNEL_RIDGE = 1e-3
 
 
 class TaskSummary(nn.Module):
     """S̄: instance pooling, then the mean over classes (over samples, for regression): ``[T, d]``.
 
     With ``targets > 0`` the context sees the support's y too (``context_inputs="xy"``): samples pass with their targets
-    through a :class:`SetEncoder` before the mean.
+    through a :class:`SetEncoder` before the mean. Beside y it sees α, how the base kernel would explain y: the gradient
+    of a kernel's marginal likelihood is a quadratic form in α, so α says in which direction this task's kernel lies.
     """
 
     def __init__(self, features: int, targets: int = 0) -> None:
         super().__init__()
-        self.encoder = SetEncoder(features + 2 * targets, SET_ENCODER_WIDTH, features) if targets else None
+        self.encoder = SetEncoder(features + 4 * targets, SET_ENCODER_WIDTH, features) if targets else None
 
     def forward(self, episodes: Episodes) -> Tensor:
         """Summaries of episodes whose inputs are features already."""
         z = episodes.prototypes(episodes.support_x)
         if self.encoder is not None:
             y = episodes.support_targets
-            shape = y / (y.square().mean(1, keepdim=True).sqrt() + 1e-3)  # free of the task's amplitude
-            z = self.encoder(torch.cat([z, y, shape], dim=-1))
+            shape = y / _amplitude(y)
+            dual = _base_kernel_solution(z, shape)
+            z = self.encoder(torch.cat([z, y, shape, dual.asinh(), dual / _amplitude(dual)], dim=-1))
         return z.mean(dim=1)
+
+
+def _amplitude(y: Tensor) -> Tensor:
+    """Root mean square over a task's samples ``[T, 1, p]``, kept away from zero."""
+    return y.square().mean(1, keepdim=True).sqrt() + 1e-3
+
+
+def _base_kernel_solution(z: Tensor, y: Tensor) -> Tensor:
+    """α = (K + λI)⁻¹y under the kernel of bases N(0, I), where every task starts: ``[T, S, p]``."""
+    gram = torch.exp(-0.5 * torch.cdist(z, z).square())
+    return torch.linalg.solve(gram + BASE_KERNEL_RIDGE * torch.eye(z.shape[1], device=z.device), y)
 
 
 class SetEncoder(nn.Module):

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
 LOG_VARIANCE_BOUND = 6.0  # a soft bound: σ stays between 0.05 and 20, and its exponential finite
 
 
