@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from metavrf.errors import UserError
@@ -49,6 +50,19 @@ class Episodes:
                 raise UserError(
                     f"{name}_y must be {expected} beside {name}_x {tuple(inputs.shape)}, not {tuple(targets.shape)}"
                 )
+
+    @classmethod
+    def of_task(cls, support_x: ArrayLike, support_y: ArrayLike, query_x: ArrayLike) -> Episodes:
+        """One regression task from arrays: inputs and targets of shape ``[S]`` or ``[S, p]``."""
+
+        def batch(name: str, values: ArrayLike) -> Tensor:
+            try:
+                array = torch.as_tensor(values, dtype=torch.float32)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise UserError(f"{name} is not an array of numbers ({error})") from error
+            return array.reshape(1, len(array), -1) if array.ndim in (1, 2) else array
+
+        return cls(batch("support_x", support_x), batch("support_y", support_y), batch("query_x", query_x))
 
     @property
     def tasks(self) -> int:
