@@ -18,7 +18,7 @@ class EpisodeSettings:
 
     shot: int = 5
     """Support samples a task (a class, in classification)."""
-    query: int = 15
+    query: int = 10
     """Query samples a training task."""
     batch: int = 25
     """Tasks a training step."""
@@ -48,8 +48,6 @@ class MetaVRFSettings:
     """λ of ridge regression at the start; it is learned."""
     gamma: float = 1.0
     """Output scale γ at the start; it is learned."""
-    beta_nll: float = 0.5
-    """Regression: weight of each point's likelihood, its predicted variance to this power; 0 is the plain one."""
     distance: float = 2.0
     """Mean distance of support features at the start, in length scales."""
 
@@ -60,7 +58,7 @@ class TrainingSettings:
 
     iterations: int = 20_000
     """Training steps."""
-    lr: float = 4e-3
+    lr: float = 2e-3
     """Peak learning rate of Adam."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """Learning rate after the warm-up: down to zero along a cosine, or constant."""
@@ -117,7 +115,7 @@ class Config:
         """Refuse settings that cannot work, one clear sentence each."""
         at_least_one = ("shot", "query", "batch", "bases", "samples", "iterations", "validate_every", "devices")
         positive = ("ridge", "gamma", "distance", "lr")
-        not_negative = ("kl_weight", "beta_nll", "clip", "patience", "threads", "warmup")
+        not_negative = ("kl_weight", "clip", "patience", "threads", "warmup")
         for group in (self, self.episode, self.model, self.training):
             hints = get_type_hints(type(group))
             for item in fields(group):

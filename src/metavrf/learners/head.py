@@ -22,12 +22,12 @@ class RidgeHead(nn.Module):
     process, whose variance the same factorisation gives; classes get a softmax.
     """
 
-    def __init__(self, *, regression: bool, lam: float, gamma: float, beta_nll: float) -> None:
+    def __init__(self, *, regression: bool, lam: float, gamma: float) -> None:
         super().__init__()
         self.log_lambda = nn.Parameter(torch.tensor(math.log(lam)))
         self.log_gamma = nn.Parameter(torch.tensor(math.log(gamma)))
         self.beta = nn.Parameter(torch.zeros(()))
-        self.likelihood = GaussianLikelihood(beta_nll) if regression else CategoricalLikelihood()
+        self.likelihood = GaussianLikelihood() if regression else CategoricalLikelihood()
 
     @property
     def lam(self) -> Tensor:
@@ -65,14 +65,10 @@ class GaussianLikelihood(nn.Module):
 
     The scale s² of a task is the mean of an inverse-gamma posterior: (ν·s₀² + Yᵀ(K + λI)⁻¹Y) / (ν + S). So a curve of
     small amplitude gets a narrow band. ν, s₀ and the noise n are learned.
-
-    The likelihood alone trains a wide band to excuse a poor mean. So each point's term is weighted by its variance
-    to the power β (Seitzer et al. 2022): 0 is the plain likelihood, 1 gives the mean the gradient of squared error.
     """
 
-    def __init__(self, beta: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.beta = beta
         self.log_noise = nn.Parameter(torch.tensor(-3.0))  # log n
         self.log_scale = nn.Parameter(torch.tensor(0.0))  # log s₀
         self.log_weight = nn.Parameter(torch.tensor(0.0))  # log ν
@@ -90,6 +86,5 @@ class GaussianLikelihood(nn.Module):
         if episodes.query_y is None:
             return Prediction(mean, samples, std)
         target = episodes.query_y.expand_as(samples)
-        nll = F.gaussian_nll_loss(samples, target, variance, full=True, reduction="none")
-        loss = (variance.detach() ** self.beta * nll).mean() if self.beta else nll.mean()
-        return Prediction(mean, samples, std, loss=loss, terms={"nll": nll.mean()})
+        nll = F.gaussian_nll_loss(samples, target, variance, full=True)
+        return Prediction(mean, samples, std, loss=nll, terms={"nll": nll})

@@ -47,9 +47,7 @@ class KernelLearner(Learner):
         self.settings = settings
         self.features = features
         self.log_length = nn.Parameter(torch.zeros(()))
-        self.head = RidgeHead(
-            regression=regression, lam=settings.ridge, gamma=settings.gamma, beta_nll=settings.beta_nll
-        )
+        self.head = RidgeHead(regression=regression, lam=settings.ridge, gamma=settings.gamma)
         self.redraw(generator)
 
     def redraw(self, generator: torch.Generator, bases: int | None = None, samples: int | None = None) -> None:
