@@ -31,6 +31,9 @@ from metavrf.run import Run, load_weights, read_tensors, write_json
 from metavrf.tasks.functions import family
 
 CHECKPOINT_SECONDS = 120
+SCALAR_RATE = (
+    10.0  # times the learning rate: λ, γ, length scale and noise are logarithms with orders of magnitude to go
+)
 AGREE_EVERY = 10  # steps between looks at whether another process was asked to stop
 
 
@@ -103,7 +106,11 @@ class Trainer:
         if not self.resumed:
             self.learner.initialise(self.tasks_of(0))
         parameters = list(self.learner.parameters())
-        self.optimizer = torch.optim.Adam(parameters, lr=config.training.lr, fused=True)
+        groups = [
+            {"params": [p for p in parameters if p.ndim > 0], "rate": 1.0},
+            {"params": [p for p in parameters if p.ndim == 0], "rate": SCALAR_RATE},
+        ]
+        self.optimizer = torch.optim.Adam(groups, lr=config.training.lr, fused=True)
         if self.resumed:
             self._load()
         self.wrapped, self.wrapped_optimizer = fabric.setup(self.learner, self.optimizer)
@@ -157,7 +164,7 @@ class Trainer:
         # DDP averages over processes; this weight makes it the mean over tasks even if shards differ in size.
         weight = shard.tasks * self.fabric.world_size / episodes.tasks
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(settings, self.step)
+            group["lr"] = group["rate"] * learning_rate(settings, self.step)
         self.wrapped.train()
         try:
             prediction = self.wrapped(shard, stream(settings.seed, "draws", self.step))
