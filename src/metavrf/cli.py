@@ -16,6 +16,7 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg, subcomm
 
 from metavrf.config import Config, preset
 from metavrf.errors import UserError
+from metavrf.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from metavrf.api import Row
@@ -86,7 +87,7 @@ class Evaluate:
         load_plugins(self.plugin)
         from metavrf import api
 
-        bases = {"bases": self.bases, "samples": self.samples, "draw": self.draw}
+        bases: dict[str, Any] = {"bases": self.bases, "samples": self.samples, "draw": self.draw}
         result = api.evaluate(self.run_directory, tasks=self.tasks, shot=self.shot, seed=self.seed, **bases)
         if self.plot:
             learner = api.load(self.run_directory, **bases)
@@ -342,9 +343,10 @@ def parse(arguments: Sequence[str]) -> Any:
     )
     if arguments[:1] == ["train"] and len(arguments) > 1 and not arguments[1].startswith("-"):
         arguments = ["train", "--task", *arguments[1:]]  # the task may stand first, without the option's name
+    command: Any = Union[commands]  # noqa: UP007 - made of a tuple
     description = "Few-shot learning with kernels inferred for each task (MetaVRF, ICML 2020)."
     return tyro.cli(
-        Union[commands],  # type: ignore[arg-type]  # noqa: UP007 - made of a tuple
+        command,
         args=list(arguments),
         prog="metavrf",
         description=description,
@@ -379,6 +381,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         print(f"metavrf {version('metavrf')}")
         return
+    keep_freed_memory()
     try:
         parse(arguments).run()
     except UserError as error:

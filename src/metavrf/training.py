@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.strategies import DDPStrategy
+from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor
 
 from metavrf.config import Config, TrainingSettings, preset
@@ -127,9 +127,8 @@ class Trainer:
         began, saved = time.monotonic() - self.seconds, time.monotonic()
         label = f"{self.config.task} {self.config.episode.shot}-shot {self.config.learner} {self.config.model.context}"
         figures: dict[str, float] = {}
-        early = False
         with Progress(label, settings.iterations, self.step, quiet=self.quiet) as progress:
-            while self.step < settings.iterations and not early:
+            while self.step < settings.iterations and not self.out_of_patience:
                 terms = self.train_step()
                 self.seconds = time.monotonic() - began
                 validating = self.step % settings.validate_every == 0 or self.step == settings.iterations
@@ -139,8 +138,7 @@ class Trainer:
                         for name, value in record.items():
                             board.add_scalar(name, value, self.step)
                     figures["val mse"] = record.get("val_mse", math.nan)
-                    late = (self.step - self.best_step) // settings.validate_every
-                    early = self._agree(0 < settings.patience <= late)
+                    self.best_step = self.fabric.broadcast(self.best_step)  # only the first process validates
                     progress.update(self.step, _floats(terms) | figures, milestone=True)
                 elif self.step % 20 == 0:
                     progress.update(self.step, _floats(terms) | figures)
@@ -154,7 +152,13 @@ class Trainer:
                     )
                     raise Interrupted(message, self.stopped[0] if self.stopped else signal.SIGTERM)
         if self.fabric.global_rank == 0:
-            self._finish(early)
+            self._finish()
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether the last ``patience`` validations brought nothing better."""
+        settings = self.config.training
+        return 0 < settings.patience <= (self.step - self.best_step) // settings.validate_every
 
     def train_step(self) -> dict[str, Tensor]:
         """One gradient step on one batch of tasks; returns the loss and its terms."""
@@ -259,7 +263,7 @@ class Trainer:
         except (KeyError, ValueError) as error:
             raise UserError(f"{where} is not a checkpoint of this version of metavrf ({error})") from error
 
-    def _finish(self, early: bool) -> None:
+    def _finish(self) -> None:
         best = next((r for r in self.run.metrics() if r["step"] == self.best_step), {})
         write_json(
             self.run.result_file,
@@ -268,7 +272,7 @@ class Trainer:
                 "learner": self.config.learner,
                 "protocol": self.learner.protocol,
                 "steps": self.step,
-                "stopped_early": early,
+                "stopped_early": self.step < self.config.training.iterations,
                 "best_step": self.best_step,
                 "validation": {k: v for k, v in best.items() if k.startswith("val_")},
                 "validation_tasks": self.config.training.validate_tasks,
@@ -310,7 +314,7 @@ def _tensorboard(run: Run, step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise UserError("TensorBoard is not installed: pip install 'metavrf[tensorboard]', or leave it out") from error
-    return SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1)  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1)
 
 
 def _floats(terms: dict[str, Tensor]) -> dict[str, float]:

@@ -101,7 +101,7 @@ def fourier_features(z: Tensor, mean: Tensor, std: Tensor, draws: Draws) -> Tens
     angle = (rows @ torch.cat(right, dim=1)).unflatten(1, (tasks, points))  # [L, T, N, M]
     scale = math.sqrt(2 / draws.bases)
     if draws.phase is None:
-        pair: Tensor = _SineCosine.apply(angle, scale)  # type: ignore[no-untyped-call]
+        pair: Tensor = _SineCosine.apply(angle, scale)
         return pair
     return angle.cos() * scale
 
@@ -119,7 +119,7 @@ class _SineCosine(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (out,) = ctx.saved_tensors
         half = out.shape[-1] // 2
         product = out[..., :half] * gradient[..., half:]
