@@ -241,9 +241,15 @@ class Study:
             self.iterations,
             self.workers,
         )
-        values = {"study": self.name, "iterations": self.iterations, "rows": rows}
-        print_table(list(rows[0]), [[number(v) for v in row.values()] for row in rows])
-        report(values, None, self.save, self.seeds[0])
+        lines = sine.over_seeds(rows)
+        limits = sine.limit_rows(self.shots)
+        print_table(list(lines[0]), [list(line.values()) for line in lines])
+        report(
+            {"study": self.name, "iterations": self.iterations, "over_seeds": lines, "limits": limits, "rows": rows},
+            None,
+            self.save,
+            self.seeds[0],
+        )
 
 
 def load_plugins(files: Sequence[Path]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from metavrf import api
@@ -54,6 +56,42 @@ def study(trainings: dict[str, dict[str, Any]], out: Path, iterations: int, work
     return [_row(out / name, config) for name, config in configs.items()]
 
 
+def over_seeds(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """One line for each question: the mean over seeds, and the range of the error."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        inference = "" if row["learner"] == "rff" else f"{row['context']}, sees {row['context_inputs']}"
+        key = (str(row["shot"]), row["learner"], inference, row["draw"], row["feature_map"])
+        groups.setdefault(key, []).append(row)
+    lines = []
+    for (shot, learner, inference, draw, feature_map), members in sorted(groups.items(), key=lambda g: int(g[0][0])):
+        mse = [row["mse"] for row in members]
+        lines.append(
+            {
+                "shots": shot,
+                "learner": learner,
+                "context": inference,
+                "bases": f"{draw} {feature_map}",
+                "seeds": str(len(members)),
+                "mse": f"{fmean(mse):.4g}",
+                "range over seeds": f"{min(mse):.4g} to {max(mse):.4g}",
+                "95 % (tasks)": f"± {fmean(row['ci95'] for row in members):.2g}",
+                "nll": f"{fmean(row['nll'] for row in members):.3f}",
+                "in the 90 % band": f"{100 * fmean(row['coverage90'] for row in members):.1f} %",
+            }
+        )
+    return lines
+
+
+def limit_rows(shots: Sequence[int]) -> list[dict[str, Any]]:
+    """The exact limits on the same test tasks."""
+    return [
+        {"limit": name, **evaluation.to_dict()}
+        for shot in shots
+        for name, evaluation in api.limits("sine", shot=shot).items()
+    ]
+
+
 def _config(options: dict[str, Any], iterations: int) -> Config:
     changed = {key: value for key, value in options.items() if key != "learner"}
     return preset("sine", options.get("learner", "metavrf")).with_options(**changed, iterations=iterations, threads=1)
@@ -76,8 +114,6 @@ def _train(path: Path, config: Config) -> None:
 
 
 def _row(path: Path, config: Config) -> dict[str, Any]:
-    import json
-
     result = api.evaluate(path)
     trained = json.loads(Run(path).result_file.read_text())
     model = config.model

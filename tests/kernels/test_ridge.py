@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from metavrf.errors import UserError
+from metavrf.kernels import ridge
+
+Arrays = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+def problem(samples: int, bases: int, outputs: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    """Support features, targets and query features of 3 tasks x 2 draws, in double precision."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = ((2, 3, samples, bases), (2, 3, samples, outputs), (2, 3, 7, bases))
+    phi, targets, query = (torch.randn(s, generator=generator, dtype=torch.double) for s in shapes)
+    return phi / math.sqrt(bases), targets, query / math.sqrt(bases)
+
+
+def gaussian_process(phi: Tensor, targets: Tensor, query: Tensor, lam: float) -> Arrays:
+    """Mean and variance by the textbook formulas, with explicit inverses, one task."""
+    support, y, q = phi.numpy(), targets.numpy(), query.numpy()
+    inverse = np.linalg.inv(support @ support.T + lam * np.eye(len(support)))
+    cross = support @ q.T
+    return cross.T @ inverse @ y, np.diag(q @ q.T - cross.T @ inverse @ cross)
+
+
+@pytest.mark.parametrize("form", ["dual", "primal"])
+@pytest.mark.parametrize("lam", [1e-3, 0.1, 10.0])
+def test_mean_and_variance_are_the_gaussian_process(form: str, lam: float) -> None:
+    phi, targets, query = problem(samples=5, bases=9)
+    mean, variance = ridge.fit(phi, targets, lam, form).posterior(query)
+    assert mean.shape == (2, 3, 7, 2)
+    assert variance.shape == (2, 3, 7)
+    for index in np.ndindex(2, 3):
+        expected_mean, expected_variance = gaussian_process(phi[index], targets[index], query[index], lam)
+        np.testing.assert_allclose(mean[index], expected_mean, rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(variance[index], expected_variance, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("form", ["dual", "primal"])
+def test_energy_is_the_squared_norm_of_the_data(form: str) -> None:
+    phi, targets, _ = problem(samples=5, bases=9)
+    energy = ridge.fit(phi, targets, 0.2, form).energy
+    for index in np.ndindex(2, 3):
+        support, y = phi[index].numpy(), targets[index].numpy()
+        expected = np.diag(y.T @ np.linalg.inv(support @ support.T + 0.2 * np.eye(5)) @ y)
+        np.testing.assert_allclose(energy[index], expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("samples", "bases"), [(4, 11), (11, 4), (6, 6), (1, 3)])
+@pytest.mark.parametrize("lam", [1e-4, 0.1, 5.0])
+def test_dual_and_primal_forms_agree(samples: int, bases: int, lam: float) -> None:
+    phi, targets, query = problem(samples, bases)
+    dual, primal = (ridge.fit(phi, targets, lam, form) for form in ("dual", "primal"))
+    for a, b in zip((*dual.posterior(query), dual.energy), (*primal.posterior(query), primal.energy), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("form", ["dual", "primal"])
+def test_predict_is_the_posterior_mean(form: str) -> None:
+    phi, targets, query = problem(samples=5, bases=9)
+    fitted = ridge.fit(phi, targets, 0.1, form)
+    assert torch.equal(fitted.predict(query), fitted.posterior(query)[0])
+
+
+@pytest.mark.parametrize(("samples", "bases", "size"), [(3, 10, 3), (10, 3, 3), (4, 4, 4)])
+def test_auto_solves_the_smaller_system(samples: int, bases: int, size: int) -> None:
+    phi, targets, _ = problem(samples, bases)
+    fitted = ridge.fit(phi, targets, 0.1)
+    assert fitted.factor.shape[-2:] == (size, size)
+    assert (fitted.support is None) == (bases < samples)
+
+
+def test_a_tiny_penalty_interpolates_and_a_huge_one_predicts_zero() -> None:
+    phi, targets, _ = problem(samples=5, bases=9)
+    mean, variance = ridge.fit(phi, targets, 1e-10).posterior(phi)
+    torch.testing.assert_close(mean, targets, rtol=0, atol=1e-6)
+    assert variance.abs().max() < 1e-8
+    assert ridge.fit(phi, targets, 1e10).predict(phi).abs().max() < 1e-8
+
+
+def test_variance_is_never_negative_in_single_precision() -> None:
+    phi, targets, _ = problem(samples=8, bases=20)
+    single = phi.float()
+    _, variance = ridge.fit(single, targets.float(), 1e-6).posterior(single)
+    assert variance.min() >= 0
+    assert variance.max() < 1e-4
+
+
+@pytest.mark.parametrize(("lam", "quoted"), [(0.0, "0"), (-0.25, "-0.25"), (math.nan, "nan")])
+def test_a_penalty_that_is_not_positive_is_refused_and_quoted(lam: float, quoted: str) -> None:
+    phi, targets, _ = problem(samples=3, bases=4)
+    with pytest.raises(UserError, match=f"lambda = {quoted}$"):
+        ridge.fit(phi, targets, lam)
+
+
+@pytest.mark.parametrize("form", ["dual", "primal"])
+@pytest.mark.parametrize("samples", [1, 5, 60])
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_features_that_are_not_a_number_are_refused(form: str, samples: int, where: str) -> None:
+    phi, targets, _ = problem(samples, bases=8)
+    phi[-1, -1, 0 if where == "first" else -1, 0 if where == "first" else -1] = math.nan
+    with pytest.raises(UserError, match="NaN"):
+        ridge.fit(phi, targets, 0.1, form)
+
+
+def test_an_unknown_form_is_refused_and_quoted() -> None:
+    phi, targets, _ = problem(samples=3, bases=4)
+    with pytest.raises(UserError, match="form='cubic'"):
+        ridge.fit(phi, targets, 0.1, "cubic")
+
+
+@pytest.mark.parametrize("form", ["dual", "primal"])
+def test_gradients_of_fit_and_posterior_match_finite_differences(form: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes: tuple[tuple[int, ...], ...] = ((2, 3, 4), (2, 3, 1), (2, 2, 4), ())
+    inputs = tuple(torch.rand(s, generator=generator, dtype=torch.double).requires_grad_() for s in shapes)
+
+    def solve(phi: Tensor, targets: Tensor, query: Tensor, log_lambda: Tensor) -> tuple[Tensor, ...]:
+        fitted = ridge.fit(phi, targets, log_lambda.exp(), form)
+        return (*fitted.posterior(query), fitted.energy)
+
+    assert torch.autograd.gradcheck(solve, inputs)

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from metavrf.config import Config, preset
+from metavrf.errors import UserError
+
+
+def refused(**options: Any) -> str:
+    """The message with which these settings are refused."""
+    with pytest.raises(UserError) as caught:
+        Config("sine").with_options(**options).validate()
+    return str(caught.value)
+
+
+def test_defaults_are_valid() -> None:
+    config = Config("sine")
+    assert config.validate() is config
+
+
+def test_toml_round_trip_keeps_every_setting() -> None:
+    config = preset("sine-maml", "rff", "paper").with_options(shot=3, orthogonal=True, lr=3e-3, seed=11, threads=2)
+    assert Config.from_toml(config.to_toml(), "there") == config
+    assert config != preset("sine-maml", "rff", "paper")
+
+
+def test_options_find_their_group() -> None:
+    config = Config("sine").with_options(shot=3, context="lstm", iterations=7)
+    assert (config.episode.shot, config.model.context, config.training.iterations) == (3, "lstm", 7)
+    assert Config("sine").episode.shot == 5  # the original is unchanged
+
+
+def test_preset_default_is_the_dataclasses_own_defaults() -> None:
+    assert preset("sine") == Config("sine")
+
+
+def test_preset_paper_is_the_papers_settings() -> None:
+    config = preset("sine", name="paper").validate()
+    assert (config.training.lr, config.model.kl_weight, config.model.feature_map) == (1e-4, 1.0, "cosine")
+    assert (config.training.schedule, config.episode.batch, config.preset) == ("constant", 25, "paper")
+
+
+def test_preset_of_plain_features_has_the_papers_2048_and_no_context() -> None:
+    config = preset("sine", "rff").validate()
+    assert (config.learner, config.model.bases, config.model.context) == ("rff", 2048, "none")
+
+
+def test_an_unknown_setting_is_named() -> None:
+    with pytest.raises(UserError, match="'shots'"):
+        Config("sine").with_options(shots=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("context", "gru"),
+        ("context_inputs", "y"),
+        ("feature_map", "sine"),
+        ("draw", "twice"),
+        ("schedule", "linear"),
+        ("learner", "maml"),
+        ("preset", "mine"),
+    ],
+)
+def test_an_unknown_choice_is_named_with_the_choices(name: str, value: str) -> None:
+    message = refused(**{name: value})
+    assert f"{name} = {value!r}" in message
+    assert "give one of" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("shot", 2.5),
+        ("shot", "5"),
+        ("bases", True),
+        ("lr", "fast"),
+        ("iterations", 1e4),
+        ("seed", 0.5),
+        ("orthogonal", "no"),
+        ("tensorboard", 1),
+    ],
+)
+def test_a_wrong_type_is_named_and_quoted(name: str, value: object) -> None:
+    assert f"{name} = {value!r}" in refused(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "name", ["shot", "query", "batch", "bases", "samples", "iterations", "validate_every", "validate_tasks", "devices"]
+)
+@pytest.mark.parametrize("value", [0, -2])
+def test_counts_must_be_at_least_one(name: str, value: int) -> None:
+    assert f"{name} = {value}" in refused(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["ridge", "gamma", "distance", "lr"])
+@pytest.mark.parametrize("value", [0.0, -0.1, math.nan])
+def test_scales_must_be_positive(name: str, value: float) -> None:
+    assert f"{name} = {value!r}" in refused(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["kl_weight", "clip", "patience", "threads", "warmup", "seed"])
+def test_negative_values_are_named_and_refused(name: str) -> None:
+    assert f"{name} = -1" in refused(**{name: -1})
+
+
+@pytest.mark.parametrize("name", ["ridge", "gamma", "distance", "lr", "kl_weight"])
+def test_infinite_values_are_named_and_refused(name: str) -> None:
+    assert f"{name} = inf" in refused(**{name: math.inf})
+
+
+@pytest.mark.parametrize("name", ["kl_weight", "clip", "patience", "threads", "warmup", "seed"])
+def test_zero_is_allowed_where_it_has_a_meaning(name: str) -> None:
+    assert Config("sine").with_options(**{name: 0}).validate().to_toml().count(f"{name} = 0") == 1
+
+
+def test_pairs_need_an_even_number_of_bases_and_phases_do_not() -> None:
+    assert "bases = 65" in refused(bases=65, feature_map="sincos")
+    assert Config("sine").with_options(bases=65, feature_map="cosine").validate().model.bases == 65
+
+
+def test_more_devices_than_tasks_are_refused() -> None:
+    assert "devices = 3" in refused(devices=3, batch=2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("shot = 5", "shots = 5", "shots"),
+        ("shot = 5", 'shot = "five"', "shot = 'five'"),
+        ("shot = 5", "shot = -5", "shot = -5"),
+        ('context = "bilstm"', 'context = "gru"', "context = 'gru'"),
+        ("orthogonal = false", 'orthogonal = "no"', "orthogonal = 'no'"),
+        ('task = "sine"', "", "task"),
+        ('task = "sine"', "task = 5", "task = 5"),
+        ('task = "sine"', 'task = "sine"\ncolour = "red"', "colour"),
+        ("shot = 5", "shot = ", "there/config.toml"),
+    ],
+)
+def test_a_file_that_was_edited_wrongly_is_refused_with_its_name(old: str, new: str, named: str) -> None:
+    text = Config("sine").to_toml()
+    assert old in text
+    with pytest.raises(UserError) as caught:
+        Config.from_toml(text.replace(old, new, 1), "there/config.toml")
+    assert named in str(caught.value)
+    assert "there/config.toml" in str(caught.value)
