@@ -44,6 +44,7 @@ def test_a_study_trains_tests_prints_and_saves_one_table(
     monkeypatch.setattr(sine, "CONTEXTS", ("none",))
     monkeypatch.setattr(sine, "preset", small)
     monkeypatch.setattr(api, "evaluate", functools.partial(api.evaluate, tasks=10))
+    monkeypatch.setattr(api, "limits", functools.partial(api.limits, tasks=10))
     command = ["study", "contexts", "--shots", "3", "--seeds", "4", "--context-inputs", "x", "--iterations", "2"]
     command += ["--out", str(tmp_path / "runs"), "--save", str(tmp_path / "table.json")]
     main(command)
@@ -83,7 +84,10 @@ def test_a_training_that_fails_is_named_with_its_reason(tmp_path: Path) -> None:
     assert "\n" not in str(failure.value)
 
 
-def test_a_study_without_runs_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_without_runs_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "limits", functools.partial(api.limits, tasks=10))
     with pytest.raises(SystemExit) as stop:
         main(["study", "contexts", "--out", str(tmp_path), "--seeds", "--iterations", "2"])
     assert stop.value.code == 2

@@ -36,14 +36,17 @@ class Ridge(NamedTuple):
     lam: Tensor
     energy: Tensor
 
-    def posterior(self, phi: Tensor) -> tuple[Tensor, Tensor]:
-        """ŷ ``[..., Q, p]`` for features ``phi [..., Q, D]``, and the Gaussian process' variance ``[..., Q]``."""
+    def posterior(self, phi: Tensor, *, unit_norm: bool = False) -> tuple[Tensor, Tensor]:
+        """ŷ ``[..., Q, p]`` for features ``phi [..., Q, D]``, and the Gaussian process' variance ``[..., Q]``.
+
+        ``unit_norm`` says that φ(x)ᵀφ(x) = 1, as it is of sine-cosine pairs, which saves computing it.
+        """
         if self.support is None:
             solved = torch.linalg.solve_triangular(self.factor, phi.mT, upper=False)
             return phi @ self.solution, self.lam * solved.square().sum(-2)
         cross = self.support @ phi.mT  # K̃  [..., S, Q]
         solved = torch.linalg.solve_triangular(self.factor, cross, upper=False)
-        prior = torch.linalg.vecdot(phi, phi)  # k(x, x)
+        prior = 1.0 if unit_norm else torch.linalg.vecdot(phi, phi)  # k(x, x)
         return cross.mT @ self.solution, (prior - solved.square().sum(-2)).clamp_min(0)
 
     def predict(self, phi: Tensor) -> Tensor:

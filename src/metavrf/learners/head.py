@@ -19,11 +19,13 @@ class RidgeHead(nn.Module):
     """ŷ = γ·K̃ᵀ(K + λI)⁻¹Y + β with learned λ, γ, β (Eq. closed), then a likelihood.
 
     The small systems are solved in double precision, so λ may be tiny. Regression reads the ridge as a Gaussian
-    process, whose variance the same factorisation gives; classes get a softmax.
+    process, whose variance the same factorisation gives; classes get a softmax. ``unit_norm`` says that features have
+    norm 1.
     """
 
-    def __init__(self, *, regression: bool, lam: float, gamma: float) -> None:
+    def __init__(self, *, regression: bool, lam: float, gamma: float, unit_norm: bool = False) -> None:
         super().__init__()
+        self.unit_norm = unit_norm
         self.log_lambda = nn.Parameter(torch.tensor(math.log(lam)))
         self.log_gamma = nn.Parameter(torch.tensor(math.log(gamma)))
         self.beta = nn.Parameter(torch.zeros(()))
@@ -75,7 +77,7 @@ class GaussianLikelihood(nn.Module):
 
     def forward(self, head: RidgeHead, fitted: ridge.Ridge, query: Tensor, episodes: Episodes) -> Prediction:
         """Mean and deviation of the mixture of L samples ``[L, T, Q, p]``, and the expected log likelihood."""
-        fit, process = fitted.posterior(query)
+        fit, process = fitted.posterior(query, unit_norm=head.unit_norm)
         samples = head.scaled(fit)
         weight = self.log_weight.exp()
         energy = weight * (2 * self.log_scale).exp() + fitted.energy  # [L, T, p]

@@ -47,7 +47,8 @@ class KernelLearner(Learner):
         self.settings = settings
         self.features = features
         self.log_length = nn.Parameter(torch.zeros(()))
-        self.head = RidgeHead(regression=regression, lam=settings.ridge, gamma=settings.gamma)
+        paired = settings.feature_map == "sincos"
+        self.head = RidgeHead(regression=regression, lam=settings.ridge, gamma=settings.gamma, unit_norm=paired)
         self.redraw(generator)
 
     def redraw(self, generator: torch.Generator, bases: int | None = None, samples: int | None = None) -> None:
