@@ -145,19 +145,14 @@ def test_a_stop_signal_saves_the_run_and_says_how_to_go_on(number: int, code: in
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     options = ("--context", "lstm", "--quiet", "--iterations", "150")
     succeed(train_command(whole, *options), tmp_path / "log")
-    with subprocess.Popen(
-        real_command(*train_command(broken, *options)),
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    ) as process:
-        wait_for(lambda: validations(broken) >= 2, "a second validation")
-        process.send_signal(number)
-        _, err = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == code
+    command = Command(train_command(broken, *options), tmp_path / "log")
+    wait_for(lambda: validations(broken) >= 2, "a second validation")
+    command.send(number)
+    done = command.wait()
+    assert done.code == code
     step = int(read_tensors(Run(broken).state_file)[1]["step"])
     assert 40 <= step < 150
-    assert err == f"metavrf: stopped at step {step}; continue with: metavrf train --resume --out {broken}\n"
+    assert done.err == f"metavrf: stopped at step {step}; continue with: metavrf train --resume --out {broken}\n"
     succeed(resume_command(broken, "--quiet"), tmp_path / "log")
     assert_same_run(whole, broken)
 

@@ -18,7 +18,7 @@ class EpisodeSettings:
 
     shot: int = 5
     """Support samples a task (a class, in classification)."""
-    query: int = 10
+    query: int = 15
     """Query samples a training task."""
     batch: int = 25
     """Tasks a training step."""
@@ -34,6 +34,8 @@ class MetaVRFSettings:
     """Does the context see the support's inputs only (the paper's reading) or its targets too?"""
     bases: int = 780
     """Number D of random Fourier features."""
+    train_bases: int = 256
+    """Features of a training step where bases are resampled: fewer are faster and as good; 0 for as many as --bases."""
     feature_map: Literal["cosine", "sincos"] = "sincos"
     """The paper's cos(ωz + b), or pairs of cos(ωz) and sin(ωz)."""
     orthogonal: bool = False
@@ -115,7 +117,7 @@ class Config:
         """Refuse settings that cannot work, one clear sentence each."""
         at_least_one = ("shot", "query", "batch", "bases", "samples", "iterations", "validate_every", "devices")
         positive = ("ridge", "gamma", "distance", "lr")
-        not_negative = ("kl_weight", "clip", "patience", "threads", "warmup")
+        not_negative = ("kl_weight", "train_bases", "clip", "patience", "threads", "warmup")
         for group in (self, self.episode, self.model, self.training):
             hints = get_type_hints(type(group))
             for item in fields(group):
@@ -135,8 +137,9 @@ class Config:
                     raise UserError(f"{option} must not be negative")
         if self.training.validate_tasks < 2:
             raise UserError(f"validate_tasks = {self.training.validate_tasks} must be at least 2")
-        if self.model.feature_map == "sincos" and self.model.bases % 2:
-            raise UserError(f"bases = {self.model.bases} must be even for the sincos feature map")
+        if self.model.feature_map == "sincos" and (self.model.bases % 2 or self.model.train_bases % 2):
+            given = f"bases = {self.model.bases} and train_bases = {self.model.train_bases}"
+            raise UserError(f"{given} must be even for the sincos feature map")
         if self.training.devices > self.episode.batch:
             raise UserError(f"devices = {self.training.devices} exceeds the {self.episode.batch} tasks of a batch")
         return self
@@ -169,6 +172,7 @@ _GROUPS: dict[str, Any] = {"episode": EpisodeSettings(), "model": MetaVRFSetting
 _PAPER: dict[str, Any] = {
     "feature_map": "cosine",
     "draw": "resampled",
+    "train_bases": 0,
     "kl_weight": 1.0,
     "lr": 1e-4,
     "schedule": "constant",

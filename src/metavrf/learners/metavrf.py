@@ -71,7 +71,7 @@ class KernelLearner(Learner):
         """ε and b of this forward pass."""
         stored = Draws(self.epsilon, self.phase)
         if self.training and self.settings.draw == "resampled" and generator is not None:
-            fresh = self._draw(generator, stored.bases, len(self.epsilon))
+            fresh = self._draw(generator, self.settings.train_bases or stored.bases, len(self.epsilon))
             return Draws(fresh.epsilon.to(self.epsilon), None if fresh.phase is None else fresh.phase.to(self.epsilon))
         return stored
 
