@@ -69,6 +69,14 @@ def test_predict_is_the_posterior_mean(form: str) -> None:
     assert torch.equal(fitted.predict(query), fitted.posterior(query)[0])
 
 
+@pytest.mark.parametrize("form", ["dual", "primal"])
+def test_variance_of_features_of_norm_one_needs_no_norm(form: str) -> None:
+    phi, targets, query = problem(samples=5, bases=9)
+    phi, query = (v / v.norm(dim=-1, keepdim=True) for v in (phi, query))
+    fitted = ridge.fit(phi, targets, 0.1, form)
+    torch.testing.assert_close(fitted.posterior(query, unit_norm=True)[1], fitted.posterior(query)[1])
+
+
 @pytest.mark.parametrize(("samples", "bases", "size"), [(3, 10, 3), (10, 3, 3), (4, 4, 4)])
 def test_auto_solves_the_smaller_system(samples: int, bases: int, size: int) -> None:
     phi, targets, _ = problem(samples, bases)

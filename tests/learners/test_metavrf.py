@@ -252,6 +252,15 @@ def test_samples_are_averaged_and_their_spread_is_in_the_deviation() -> None:
     torch.testing.assert_close(prediction.std.square(), torch.stack(variances).mean(0) + spread, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("feature_map", ["cosine", "sincos"])
+def test_deviation_is_that_of_the_features_norm(feature_map: str) -> None:
+    """Pairs are taken to have norm 1 without computing it; phases do not have it, and are not taken to."""
+    model, episodes = experienced(feature_map=feature_map, ridge=1e-6), sine()
+    std = model.predict(episodes).std
+    model.head.unit_norm = False
+    torch.testing.assert_close(std, model.predict(episodes).std, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("context", ["none", "bilstm"])
 def test_deviation_is_small_at_the_support_and_large_far_from_it(context: Literal["none", "bilstm"]) -> None:
     generator = torch.Generator().manual_seed(0)
