@@ -102,7 +102,7 @@ def test_scales_must_be_positive(name: str, value: float) -> None:
     assert f"{name} = {value!r}" in refused(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["kl_weight", "clip", "patience", "threads", "warmup", "seed"])
+@pytest.mark.parametrize("name", ["kl_weight", "train_bases", "clip", "patience", "threads", "warmup", "seed"])
 def test_negative_values_are_named_and_refused(name: str) -> None:
     assert f"{name} = -1" in refused(**{name: -1})
 
@@ -112,14 +112,16 @@ def test_infinite_values_are_named_and_refused(name: str) -> None:
     assert f"{name} = inf" in refused(**{name: math.inf})
 
 
-@pytest.mark.parametrize("name", ["kl_weight", "clip", "patience", "threads", "warmup", "seed"])
+@pytest.mark.parametrize("name", ["kl_weight", "train_bases", "clip", "patience", "threads", "warmup", "seed"])
 def test_zero_is_allowed_where_it_has_a_meaning(name: str) -> None:
     assert Config("sine").with_options(**{name: 0}).validate().to_toml().count(f"{name} = 0") == 1
 
 
 def test_pairs_need_an_even_number_of_bases_and_phases_do_not() -> None:
     assert "bases = 65" in refused(bases=65, feature_map="sincos")
-    assert Config("sine").with_options(bases=65, feature_map="cosine").validate().model.bases == 65
+    assert "train_bases = 33" in refused(train_bases=33, feature_map="sincos")
+    odd = Config("sine").with_options(bases=65, train_bases=33, feature_map="cosine").validate()
+    assert (odd.model.bases, odd.model.train_bases) == (65, 33)
 
 
 def test_more_devices_than_tasks_are_refused() -> None:

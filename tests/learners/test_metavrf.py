@@ -291,6 +291,15 @@ def test_resampled_draws_make_training_depend_on_the_generator(feature_map: str)
     assert (first - other).abs().max() > 0.01
 
 
+@pytest.mark.parametrize(("train_bases", "drawn"), [(16, 16), (0, 64)])
+def test_a_training_step_draws_its_own_number_of_bases_and_evaluation_all(train_bases: int, drawn: int) -> None:
+    model = learner(train_bases=train_bases)
+    assert model.train().draws(stream(0, "draws")).bases == drawn
+    assert model.eval().draws(stream(0, "draws")).bases == 64
+    fixed = learner(train_bases=train_bases, draw="fixed").train()
+    assert fixed.draws(stream(0, "draws")).bases == 64
+
+
 def test_evaluation_uses_the_stored_draws_whatever_the_generator() -> None:
     model, episodes = learner(draw="resampled").eval(), sine()
     assert torch.equal(model(episodes, stream(0, "draws", 1)).mean, model.predict(episodes).mean)
