@@ -102,15 +102,16 @@ def compare(
 
     ``floor`` adds the limits that no learner can beat, where they are known.
     """
-    configs = {str(run): Run.open(run).config() for run in runs}
-    if len({config.task for config in configs.values()}) != 1:
-        raise UserError("runs on different tasks cannot be compared: " + ", ".join(c.task for c in configs.values()))
-    if shot is None and len({config.episode.shot for config in configs.values()}) > 1:
+    if not runs:
+        raise UserError("give at least one run to compare")
+    configs = [Run.open(run).config() for run in runs]
+    if len({config.task for config in configs}) > 1:
+        raise UserError("runs on different tasks cannot be compared: " + ", ".join(c.task for c in configs))
+    if shot is None and len({config.episode.shot for config in configs}) > 1:
         raise UserError("these runs were trained for different shots: say at which to compare them with --shot")
-    config = next(iter(configs.values()))
-    shot = config.episode.shot if shot is None else shot
-    evaluations = {str(run): evaluate(run, tasks=tasks, shot=shot, seed=seed) for run in runs}
+    shot = configs[0].episode.shot if shot is None else shot
+    evaluations = [(str(run), evaluate(run, tasks=tasks, shot=shot, seed=seed)) for run in runs]
     if floor:
-        evaluations |= limits(config.task, shot=shot, tasks=tasks, seed=seed)
-    differences = paired_differences(list(evaluations.values()))
-    return [Row(name, e, d) for (name, e), d in zip(evaluations.items(), differences, strict=True)]
+        evaluations += limits(configs[0].task, shot=shot, tasks=tasks, seed=seed).items()
+    differences = paired_differences([evaluation for _, evaluation in evaluations])
+    return [Row(name, e, d) for (name, e), d in zip(evaluations, differences, strict=True)]

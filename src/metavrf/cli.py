@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import sys
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
 
-from metavrf.config import Config, preset
+from metavrf.config import LEARNERS, PRESETS, Config, preset
 from metavrf.errors import UserError
 from metavrf.memory import keep_freed_memory
 
@@ -48,8 +50,8 @@ class Train:
 
             refuse_changes(Run.open(self.out).config(), self.config)
         run = train(self.config, out=self.out, resume=self.resume, quiet=self.quiet)
-        if run.result_file.exists() and not self.quiet:
-            result = json.loads(run.result_file.read_text())
+        result = run.result()
+        if result and not self.quiet and is_first_process():
             figures = "  ".join(f"{name} {value:.4g}" for name, value in result["validation"].items())
             print(f"best at step {result['best_step']}: {figures}", file=sys.stderr)
             print(f"test it with: metavrf evaluate {self.out}", file=sys.stderr)
@@ -87,6 +89,7 @@ class Evaluate:
         load_plugins(self.plugin)
         from metavrf import api
 
+        check_picture(self.plot)
         bases: dict[str, Any] = {"bases": self.bases, "samples": self.samples, "draw": self.draw}
         result = api.evaluate(self.run_directory, tasks=self.tasks, shot=self.shot, seed=self.seed, **bases)
         if self.plot:
@@ -123,6 +126,7 @@ class Compare:
         load_plugins(self.plugin)
         from metavrf import api
 
+        check_picture(self.plot)
         rows = api.compare(self.runs, tasks=self.tasks, shot=self.shot, seed=self.seed, floor=self.floor)
         if self.plot:
             learners = {str(path): api.load(path) for path in self.runs}
@@ -149,8 +153,7 @@ class Info:
         from metavrf.run import Run
 
         run = Run.open(self.run_directory)
-        config, metrics = run.config(), run.metrics()
-        result = json.loads(run.result_file.read_text()) if run.result_file.exists() else None
+        config, metrics, result = run.config(), run.metrics(), run.result()
         values = {
             "run": str(run.path),
             "finished": result is not None,
@@ -235,6 +238,8 @@ class Study:
         """Run the study and print its table."""
         from metavrf.studies import sine
 
+        if not (self.shots and self.seeds and self.context_inputs):
+            raise UserError("a study needs at least one of --shots, --seeds and --context-inputs each")
         rows = sine.study(
             sine.variants(self.name, self.shots, self.seeds, self.context_inputs),
             self.out,
@@ -259,7 +264,24 @@ def load_plugins(files: Sequence[Path]) -> None:
     for file in files:
         if not file.is_file():
             raise UserError(f"the plugin {file} does not exist")
-        runpy.run_path(str(file), run_name=f"metavrf_plugin_{file.stem}")
+        try:
+            runpy.run_path(str(file), run_name=f"metavrf_plugin_{file.stem}")
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"the plugin {file} failed: {type(error).__name__}: {reason}") from error
+
+
+def check_picture(path: Path | None) -> None:
+    """Refuse a bad --plot before the work, not after it."""
+    if path is not None:
+        from metavrf.plots import check_picture_name
+
+        check_picture_name(path)
+
+
+def is_first_process() -> bool:
+    """Whether this is the process of a run that speaks to the user."""
+    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0
 
 
 def refuse_changes(saved: Config, wanted: Config) -> None:
@@ -351,13 +373,26 @@ def parse(arguments: Sequence[str]) -> Any:
         arguments = ["train", "--task", *arguments[1:]]  # the task may stand first, without the option's name
     command: Any = Union[commands]  # noqa: UP007 - made of a tuple
     description = "Few-shot learning with kernels inferred for each task (MetaVRF, ICML 2020)."
-    return tyro.cli(
-        command,
-        args=list(arguments),
-        prog="metavrf",
-        description=description,
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(
+                command,
+                args=list(arguments),
+                prog="metavrf",
+                description=description,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as stop:
+        if stop.code:
+            raise UserError(one_sentence(complaint.getvalue())) from None
+        raise
+
+
+def one_sentence(boxed: str) -> str:
+    """The text of an error that stands in a drawn box, on one line."""
+    inside = [line.strip("│ ") for line in boxed.splitlines() if line.startswith("│")]
+    return " ".join(line for line in inside if line.strip("─"))
 
 
 def starting_config(arguments: Sequence[str]) -> Config:
@@ -376,7 +411,15 @@ def starting_config(arguments: Sequence[str]) -> Config:
 
         return Run.open(option("--out", "")).config()
     task = arguments[1] if len(arguments) > 1 and not arguments[1].startswith("-") else "sine"
-    return preset(task, option("--learner", "metavrf"), option("--preset", "default"))
+    learner, name = option("--learner", "metavrf"), option("--preset", "default")
+    known = learner in LEARNERS and name in PRESETS  # if not, the parser says so
+    return preset(task, learner, name) if known else preset(task)
+
+
+def say(sentence: str) -> None:
+    """One sentence on standard error, from one process of a run."""
+    if is_first_process():
+        print(f"metavrf: {sentence}", file=sys.stderr)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -391,10 +434,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         parse(arguments).run()
     except UserError as error:
-        print(f"metavrf: {error}", file=sys.stderr)
+        say(str(error))
         sys.exit(2)
     except KeyboardInterrupt as stop:
-        print(f"metavrf: {stop or 'stopped'}", file=sys.stderr)
+        say(str(stop) or "stopped")
         sys.exit(getattr(stop, "exit_code", 130))
     except BrokenPipeError:  # the reader of our output has gone, as in 'metavrf ... | head'
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115

@@ -5,6 +5,7 @@ This module imports no torch, so that ``metavrf --help`` is fast.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_type_hints
@@ -99,25 +100,25 @@ class Config:
     training: TrainingSettings = field(default_factory=TrainingSettings)
 
     def with_options(self, **options: Any) -> Config:
-        """A copy with settings changed by their own names, whatever their group: ``shot=3, context="lstm"``."""
+        """A copy with settings changed by their own names, whatever their group: ``shot=3, context="lstm"``.
+
+        The task, learner and preset decide the defaults, so they are given to :func:`preset` instead.
+        """
         groups: dict[str, dict[str, Any]] = {"episode": {}, "model": {}, "training": {}}
-        top: dict[str, Any] = {}
         for name, value in options.items():
             owner = next((g for g in groups if name in {f.name for f in fields(getattr(self, g))}), None)
             if owner is not None:
                 groups[owner][name] = value
-            elif name in {"learner", "preset"}:
-                top[name] = value
             else:
                 raise UserError(f"there is no setting {name!r}: 'metavrf train {self.task} --help' lists them")
         nested = {g: replace(getattr(self, g), **changed) for g, changed in groups.items()}
-        return replace(self, **top, **nested)
+        return replace(self, **nested)
 
     def validate(self) -> Config:
         """Refuse settings that cannot work, one clear sentence each."""
         at_least_one = ("shot", "query", "batch", "bases", "samples", "iterations", "validate_every", "devices")
         positive = ("ridge", "gamma", "distance", "lr")
-        not_negative = ("kl_weight", "train_bases", "clip", "patience", "threads", "warmup")
+        not_negative = ("kl_weight", "train_bases", "clip", "patience", "threads", "warmup", "seed")
         for group in (self, self.episode, self.model, self.training):
             hints = get_type_hints(type(group))
             for item in fields(group):
@@ -125,6 +126,11 @@ class Config:
                 option = f"{item.name} = {value!r}"
                 if choices and value not in choices:
                     raise UserError(f"{option} is not a choice: give one of {', '.join(map(str, choices))}")
+                kind = hints[item.name]
+                if kind in (bool, str) and not isinstance(value, kind):
+                    raise UserError(f"{option} must be {'true or false' if kind is bool else 'a name'}")
+                if kind is float and isinstance(value, int | float) and not math.isfinite(value):
+                    raise UserError(f"{option} must be finite")
                 if hints[item.name] in (int, float) and (
                     isinstance(value, bool) or not isinstance(value, int | hints[item.name])
                 ):
@@ -168,6 +174,9 @@ class Config:
 
 _GROUPS: dict[str, Any] = {"episode": EpisodeSettings(), "model": MetaVRFSettings(), "training": TrainingSettings()}
 
+PRESETS = ("default", "paper")
+LEARNERS = ("metavrf", "rff")
+
 # What the paper's text and tables say (see docs/method.md for where they contradict each other).
 _PAPER: dict[str, Any] = {
     "feature_map": "cosine",
@@ -185,7 +194,9 @@ _PAPER: dict[str, Any] = {
 
 def preset(task: str, learner: str = "metavrf", name: str = "default") -> Config:
     """The starting point of a configuration for a task and learner."""
-    config = Config(task).with_options(learner=learner, preset=name)
+    if name not in PRESETS:
+        raise UserError(f"preset {name!r} is unknown: choose from {', '.join(PRESETS)}")
+    config = replace(Config(task), learner=learner, preset=name)  # type: ignore[arg-type]
     if learner == "rff":
         config = config.with_options(context="none", bases=2048)
     return config.with_options(**_PAPER) if name == "paper" else config

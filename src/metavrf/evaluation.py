@@ -18,7 +18,7 @@ from metavrf.learners.base import Learner
 
 TEST_SEED = 2020
 TEST_TASKS = 4000
-BATCH = 100  # tasks solved at once; results do not depend on it
+BATCH = 100  # tasks solved at once; results depend on it only by rounding
 BAND90 = 1.6448536269514722  # standard deviations either side that hold 90 % of a Gaussian
 
 
@@ -71,6 +71,8 @@ def interval95(values: Tensor) -> float:
 
 def evaluate_learner(learner: Learner, episodes: Episodes, seed: int, batch: int = BATCH) -> Evaluation:
     """Evaluate ``learner`` on given test episodes."""
+    if batch < 1:
+        raise UserError(f"{batch=} must be at least 1")
     if episodes.tasks < 2:
         raise UserError(f"tasks = {episodes.tasks} is too few for an interval: give at least 2")
     start = time.perf_counter()
@@ -96,6 +98,7 @@ def fingerprint(episodes: Episodes) -> str:
     digest = hashlib.sha256()
     for values in (episodes.support_x, episodes.support_y, episodes.query_x, episodes.query_y):
         if values is not None:
+            digest.update(repr(tuple(values.shape)).encode())
             digest.update(values.contiguous().numpy().tobytes())
     return digest.hexdigest()
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from io import BytesIO
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.evaluation import BAND90
+from metavrf.run import write_atomically
 
 if TYPE_CHECKING:
-    from metavrf.learners.base import Learner
+    from matplotlib.axes import Axes
+
+    from metavrf.learners.base import Learner, Prediction
 
 # Okabe & Ito's colours, told apart by colour-blind readers; the dashes tell them apart in grey.
 STYLES = (
@@ -25,13 +30,19 @@ STYLES = (
 FORMATS = {".png", ".pdf", ".svg"}
 
 
+def check_picture_name(path: str | os.PathLike[str]) -> Path:
+    """Refuse a file name that no picture can have, before any work is done for it."""
+    path = Path(path)
+    if path.suffix not in FORMATS:
+        raise UserError(f"cannot draw {path}: its name must end in one of {', '.join(sorted(FORMATS))}")
+    return path
+
+
 def plot_fits(
     learners: Mapping[str, Learner], episodes: Episodes, path: str | os.PathLike[str], title: str = ""
 ) -> Path:
     """Draw each task of ``episodes``: the truth, the support points, each learner's fit with its 90 % band."""
-    path = Path(path)
-    if path.suffix not in FORMATS:
-        raise UserError(f"cannot draw {path}: its name must end in one of {', '.join(sorted(FORMATS))}")
+    path = check_picture_name(path)
     import matplotlib
 
     matplotlib.use("agg")
@@ -41,42 +52,40 @@ def plot_fits(
     figure, axes = plt.subplots(
         1, episodes.tasks, figsize=(3.4 * episodes.tasks + 0.4, 3.5), sharex=True, squeeze=False, layout="constrained"
     )
-    for task, axis in enumerate(axes[0]):
-        x, order = episodes.query_x[task, :, 0].sort()
-        assert episodes.query_y is not None
-        truth = episodes.query_y[task, order, 0]
-        axis.plot(x, truth, color="0.55", linewidth=4, alpha=0.6, label="truth")
-        for (name, prediction), (colour, dash) in zip(predictions.items(), STYLES * 3, strict=False):
-            mean = prediction.mean[task, order, 0]
-            if prediction.std is not None:
-                band = BAND90 * prediction.std[task, order, 0]
-                axis.fill_between(x, mean - band, mean + band, color=colour, alpha=0.15, linewidth=0)
-            axis.plot(x, mean, color=colour, linestyle=dash, linewidth=1.7, label=name)
-        axis.plot(
-            episodes.support_x[task, :, 0],
-            episodes.support_y[task, :, 0],
-            "^",
-            color="black",
-            markersize=7,
-            label="support",
-            zorder=5,
-        )
-        reach = 1.6 * float(max(truth.abs().max(), episodes.support_y[task].abs().max()))
-        axis.set_ylim(-reach, reach)
-        axis.set_xlabel("x")
-        axis.grid(alpha=0.25)
-    axes[0][0].set_ylabel("y")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), frameon=False)
-    figure.suptitle(f"{title}\nshaded: 90 % predictive band" if title else "shaded: 90 % predictive band", fontsize=10)
-    temporary = path.with_name(f".{os.getpid()}-{path.name}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(temporary, dpi=150)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+        for task, axis in enumerate(axes[0]):
+            _draw_task(axis, predictions, episodes, task)
+        axes[0][0].set_ylabel("y")
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), frameon=False)
+        figure.suptitle("\n".join(filter(None, (title, "shaded: 90 % predictive band"))), fontsize=10)
+        picture = BytesIO()
+        figure.savefig(picture, dpi=150, format=path.suffix[1:])
     finally:
         plt.close(figure)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the directory of {path}: {error.strerror}") from error
+    write_atomically(path, picture.getvalue())
     return path
+
+
+def _draw_task(axis: Axes, predictions: Mapping[str, Prediction], episodes: Episodes, task: int) -> None:
+    x, order = episodes.query_x[task, :, 0].sort()
+    reach = episodes.support_y[task].abs().max()
+    if episodes.query_y is not None:
+        truth = episodes.query_y[task, order, 0]
+        axis.plot(x, truth, color="0.55", linewidth=4, alpha=0.6, label="truth")
+        reach = max(reach, truth.abs().max())
+    for (name, prediction), (colour, dash) in zip(predictions.items(), cycle(STYLES), strict=False):
+        mean = prediction.mean[task, order, 0]
+        if prediction.std is not None:
+            band = BAND90 * prediction.std[task, order, 0]
+            axis.fill_between(x, mean - band, mean + band, color=colour, alpha=0.15, linewidth=0)
+        axis.plot(x, mean, color=colour, linestyle=dash, linewidth=1.7, label=name)
+    points = episodes.support_x[task, :, 0], episodes.support_y[task, :, 0]
+    axis.plot(*points, "^", color="black", markersize=7, label="support", zorder=5)
+    axis.set_ylim(-1.6 * float(reach) - 1e-3, 1.6 * float(reach) + 1e-3)
+    axis.set_xlabel("x")
+    axis.grid(alpha=0.25)

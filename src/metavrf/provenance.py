@@ -15,7 +15,7 @@ from typing import Any
 def provenance(seed: int) -> dict[str, Any]:
     """Command, seed, commit, versions and time."""
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([_program(), shlex.join(sys.argv[1:])]),
         "seed": seed,
         "commit": _commit(),
         "metavrf": version("metavrf"),
@@ -23,6 +23,12 @@ def provenance(seed: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _program() -> str:
+    """The name of the program as one types it."""
+    started = Path(sys.argv[0])
+    return f"python -m {started.parent.name}" if started.name == "__main__.py" else started.name
 
 
 def _commit() -> str | None:

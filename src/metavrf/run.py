@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from torch import Tensor
 from metavrf.config import Config
 from metavrf.errors import UserError
 
+METADATA_KEY = "metavrf"  # one key: the order of several is random in the file, and equal runs should be equal bytes
+
 
 def write_atomically(path: Path, data: bytes | str) -> None:
     """Replace ``path`` by ``data`` in one step: after a crash the file holds the old or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")  # one name: what a killed run left is overwritten, not collected
     try:
         with temporary.open("wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
@@ -36,7 +39,8 @@ def write_atomically(path: Path, data: bytes | str) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {error.strerror or error}; what was there before is unharmed") from error
 
 
@@ -45,16 +49,19 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=2) + "\n")
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file."""
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and metadata of a safetensors file that a run wrote."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-            return tensors, file.metadata() or {}
+            metadata = json.loads((file.metadata() or {})[METADATA_KEY])
+            return tensors, metadata
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist") from error
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged or not a safetensors file ({error})") from error
+    except (KeyError, json.JSONDecodeError) as error:
+        raise UserError(f"{path} was not written by metavrf: its metadata has no {METADATA_KEY!r}") from error
 
 
 class Run:
@@ -67,13 +74,20 @@ class Run:
         self.state_file = self.path / "state.safetensors"
         self.metrics_file = self.path / "metrics.jsonl"
         self.result_file = self.path / "result.json"
+        self.files = (self.config_file, self.model_file, self.state_file, self.metrics_file, self.result_file)
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], config: Config) -> Run:
         """Start a run directory; refuses one that holds a run already."""
         run = cls(path)
-        if run.config_file.exists():
-            raise UserError(f"{run.path} holds a run already: continue it with --resume, or choose another --out")
+        try:
+            held = [file.name for file in run.files if file.exists()]
+        except OSError as error:
+            raise UserError(f"cannot use {run.path} as a run directory: {error.strerror}") from error
+        if held:
+            whole = run.config_file.name in held
+            advice = "continue it with --resume, or choose another --out" if whole else "choose another --out"
+            raise UserError(f"{run.path} holds {'a run' if whole else held[0]} already: {advice}")
         try:
             run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -87,7 +101,11 @@ class Run:
     def open(cls, path: str | os.PathLike[str]) -> Run:
         """An existing run directory."""
         run = cls(path)
-        if not run.config_file.is_file():
+        try:
+            there = run.config_file.is_file()
+        except OSError as error:
+            raise UserError(f"cannot read {run.path}: {error.strerror}") from error
+        if not there:
             raise UserError(f"{run.path} is not a run: it has no config.toml; give the --out of a 'metavrf train'")
         return run
 
@@ -99,15 +117,15 @@ class Run:
             raise UserError(f"cannot read {self.config_file}: {error}") from error
         return Config.from_toml(text, str(self.config_file))
 
-    def save_model(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    def save_model(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
         """Write model.safetensors."""
         _write_tensors(self.model_file, tensors, metadata)
 
-    def save_state(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    def save_state(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
         """Write state.safetensors: one file, so that a resumed run never sees two halves of different age."""
         _write_tensors(self.state_file, tensors, metadata)
 
-    def load_model(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+    def load_model(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and metadata of the best model."""
         if not self.model_file.exists():
             raise UserError(f"{self.path} has no trained model yet: let its training reach a first validation")
@@ -117,13 +135,26 @@ class Run:
         """Validation records, oldest first. A last line cut off by a crash is left out."""
         if not self.metrics_file.exists():
             return []
-        records = []
-        for line in self.metrics_file.read_text().splitlines():
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        return records
+        try:
+            lines = self.metrics_file.read_text().splitlines(keepends=True)
+            records = [json.loads(line) for line in lines if line.endswith("\n")]
+            if all(isinstance(record["step"], int) for record in records):
+                return records
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        raise UserError(f"{self.metrics_file} is damaged: move it away; it is a record of the run, not needed to go on")
+
+    def result(self) -> dict[str, Any] | None:
+        """What came out, or None while the run has not ended."""
+        if not self.result_file.exists():
+            return None
+        try:
+            result = json.loads(self.result_file.read_text())
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{self.result_file} is damaged ({error}): move it away, and resume the run to write it"
+            ) from error
+        return dict(result)
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add a validation record."""
@@ -140,9 +171,9 @@ class Run:
             write_atomically(self.metrics_file, "".join(kept))
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     on_cpu = {name: tensor.detach().to("cpu", copy=False).contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, save(on_cpu, dict(metadata)))
+    write_atomically(path, save(on_cpu, {METADATA_KEY: json.dumps(dict(metadata), sort_keys=True)}))
 
 
 def load_weights(module: torch.nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import math
 import os
+import shlex
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +20,7 @@ import torch
 from lightning_fabric import Fabric
 from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from metavrf.config import Config, TrainingSettings, preset
 from metavrf.episodes import Episodes
@@ -34,7 +39,12 @@ CHECKPOINT_SECONDS = 120
 SCALAR_RATE = (
     10.0  # times the learning rate: λ, γ, length scale and noise are logarithms with orders of magnitude to go
 )
-AGREE_EVERY = 10  # steps between looks at whether another process was asked to stop
+AGREE_EVERY = 10  # steps between looks at whether another process was asked to stop or is due to save
+
+
+# The option was renamed in PyTorch 2.13.
+_RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+_OWN_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _RENAMED else "broadcast_buffers": False}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -68,7 +78,7 @@ def train(
         start = preset(task, options.pop("learner", "metavrf"), options.pop("preset", "default"))
         config = start.with_options(**options)
     family(config.task)  # an unknown task fails before anything is written
-    first_rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0
+    first_rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0  # before Fabric knows
     run = Run.open(out) if resume else Run(out)
     if resume:
         config = run.config()
@@ -79,8 +89,13 @@ def train(
     fabric.launch()
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
-    with _stop_signals() as stopped:
-        Trainer(config, run, fabric, stopped, quiet=quiet).run_to_end()
+    try:
+        with _stop_signals() as stopped:
+            Trainer(config, run, fabric, stopped, quiet=quiet).run_to_end()
+    except RuntimeError as error:
+        if fabric.world_size > 1 and "gloo" in str(error):
+            raise UserError("another process of this run has failed, so this one stops too") from error
+        raise
     return run
 
 
@@ -88,8 +103,9 @@ def make_fabric(settings: TrainingSettings) -> Fabric:
     """Lightning Fabric for this many processes, or for those torchrun has started."""
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", settings.devices))  # torchrun decides, where it is used
     nodes = int(os.environ.get("WORLD_SIZE", devices)) // devices
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     # Each rank carries its own context state, so buffers are not broadcast.
-    strategy = DDPStrategy(broadcast_buffers=False) if devices * nodes > 1 else "auto"
+    strategy = DDPStrategy(**_OWN_BUFFERS) if devices * nodes > 1 else "auto"
     return Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy=strategy)
 
 
@@ -142,14 +158,13 @@ class Trainer:
                     progress.update(self.step, _floats(terms) | figures, milestone=True)
                 elif self.step % 20 == 0:
                     progress.update(self.step, _floats(terms) | figures)
-                halt = self._halt()
-                if validating or halt or time.monotonic() - saved > CHECKPOINT_SECONDS:
+                halt, due = self._agree(bool(self.stopped), time.monotonic() - saved > CHECKPOINT_SECONDS)
+                if validating or halt or due:
                     self._save()
                     saved = time.monotonic()
                 if halt and self.step < settings.iterations:
-                    message = (
-                        f"stopped at step {self.step}; continue with: metavrf train --resume --out {self.run.path}"
-                    )
+                    command = f"metavrf train --resume --out {shlex.quote(str(self.run.path))}"
+                    message = f"stopped at step {self.step}; continue with: {command}"
                     raise Interrupted(message, self.stopped[0] if self.stopped else signal.SIGTERM)
         if self.fabric.global_rank == 0:
             self._finish()
@@ -176,15 +191,16 @@ class Trainer:
             if not math.isfinite(loss.item()):
                 raise UserError("the loss is not finite")
         except UserError as error:
-            hint = f"the last checkpoint in {self.run.path} is kept" if self.step else "nothing was saved yet"
+            saved = self.run.state_file.exists()
+            hint = f"the last checkpoint in {self.run.path} is kept" if saved else "there is no checkpoint yet"
             raise UserError(f"training failed at step {self.step}: {error}; lower --lr ({hint})") from error
         self.optimizer.zero_grad(set_to_none=True)
         self.fabric.backward(loss * weight)
-        sound = True
-        if settings.clip:
-            norm = torch.nn.utils.clip_grad_norm_(self.learner.parameters(), settings.clip, foreach=True)
-            sound = bool(torch.isfinite(norm))
-        if sound:  # two support points that nearly coincide can overflow a gradient: that batch teaches nothing
+        limit = settings.clip or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.learner.parameters(), limit, foreach=True)
+        if torch.isfinite(
+            norm
+        ):  # two support points that nearly coincide can overflow a gradient: that batch teaches nothing
             self.wrapped_optimizer.step()
         self.step += 1
         return {"loss": loss.detach(), **{name: term.detach() for name, term in prediction.terms.items()}}
@@ -206,25 +222,21 @@ class Trainer:
         self.run.append_metrics(record)
         return record
 
-    def _halt(self) -> bool:
+    def _agree(self, *mine: bool) -> list[bool]:
+        """Which of these any process says; several processes ask each other every few steps only."""
         if self.fabric.world_size == 1:
-            return bool(self.stopped)
-        return self.step % AGREE_EVERY == 0 and self._agree(bool(self.stopped))
+            return list(mine)
+        if self.step % AGREE_EVERY:
+            return [False] * len(mine)
+        votes = self.fabric.all_reduce(torch.tensor(mine, dtype=torch.float), reduce_op="sum")
+        return [bool(vote) for vote in torch.as_tensor(votes) > 0]
 
-    def _agree(self, mine: bool) -> bool:
-        """True if any process says so."""
-        if self.fabric.world_size == 1:
-            return mine
-        flag = self.fabric.all_reduce(torch.tensor(float(mine)), reduce_op="sum")
-        return bool(torch.as_tensor(flag) > 0)
-
-    def _metadata(self) -> dict[str, str]:
+    def _metadata(self) -> dict[str, Any]:
         return {
-            "format": "metavrf-1",
-            "step": str(self.step),
-            "seed": str(self.config.training.seed),
-            "best": repr(self.best),
-            "best_step": str(self.best_step),
+            "step": self.step,
+            "seed": self.config.training.seed,
+            "best": self.best,
+            "best_step": self.best_step,
         }
 
     def _save(self) -> None:
@@ -234,11 +246,11 @@ class Trainer:
             tensors |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
         if self.fabric.world_size > 1:  # buffers, such as the context state, differ between processes
             for name, buffer in self.learner.named_buffers():
-                gathered = self.fabric.all_gather(buffer)
-                assert isinstance(gathered, Tensor)
+                gathered = [torch.empty_like(buffer) for _ in range(self.fabric.world_size)]
+                torch.distributed.all_gather(gathered, buffer.contiguous())
                 tensors |= {f"rank{rank}.{name}": value for rank, value in enumerate(gathered)}
         if self.fabric.global_rank == 0:
-            self.run.save_state(tensors, self._metadata() | {"seconds": f"{self.seconds:.3f}"})
+            self.run.save_state(tensors, self._metadata() | {"seconds": round(self.seconds, 3)})
 
     def _load(self) -> None:
         where = str(self.run.state_file)
@@ -248,19 +260,29 @@ class Trainer:
             group, _, rest = name.partition(".")
             groups.setdefault(group, {})[rest] = tensor
         load_weights(self.learner, groups.get("learner", {}), where)
-        own = groups.get(f"rank{self.fabric.global_rank}", {})
-        for name, buffer in self.learner.named_buffers():
-            if name in own:
-                buffer.copy_(own[name])
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in groups.get("optimizer", {}).items():
+        if own := groups.get(f"rank{self.fabric.global_rank}"):
+            load_weights(self.learner, groups["learner"] | own, where)
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        expected = {
+            f"{index}.{name}": () if name == "step" else tuple(parameter.shape)
+            for index, parameter in enumerate(parameters)
+            for name in ("step", "exp_avg", "exp_avg_sq")
+        }
+        moments = groups.get("optimizer", {})
+        sound = {name: tuple(tensor.shape) for name, tensor in moments.items()} == expected
+        if not sound or not all(torch.isfinite(tensor).all() for tensor in moments.values()):
+            raise UserError(
+                f"{where} does not belong to this configuration, or is damaged: its optimiser state does not fit"
+            )
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in moments.items():
             index, _, key = name.partition(".")
-            moments.setdefault(int(index), {})[key] = tensor
+            state.setdefault(int(index), {})[key] = tensor
+        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
         try:
-            self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": moments})
             self.step, self.best_step = int(metadata["step"]), int(metadata["best_step"])
             self.best, self.seconds = float(metadata["best"]), float(metadata["seconds"])
-        except (KeyError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{where} is not a checkpoint of this version of metavrf ({error})") from error
 
     def _finish(self) -> None:
@@ -293,8 +315,11 @@ def learning_rate(settings: TrainingSettings, step: int) -> float:
 
 @contextmanager
 def _stop_signals() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM instead of dying in the middle of a step."""
+    """Collect Ctrl-C and SIGTERM instead of dying in the middle of a step; only the main thread can."""
     stopped: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
 
     def remember(number: int, _: FrameType | None) -> None:
         if stopped:  # asked twice: stop at once

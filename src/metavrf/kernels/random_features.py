@@ -56,8 +56,10 @@ def draw_bases(
     distances that matter (Sutherland & Schneider 2015). ``orthogonal`` makes ε orthogonal in blocks of d
     with norms as of Gaussian vectors (Yu et al. 2016): unbiased, with lower variance again.
     """
+    if feature_map not in ("cosine", "sincos"):
+        raise UserError(f"{feature_map=} is unknown: choose cosine or sincos")
     if bases < 1 or (feature_map == "sincos" and bases % 2):
-        need = "an even number" if feature_map == "sincos" else "at least 1"
+        need = "an even number, at least 2" if feature_map == "sincos" else "at least 1"
         raise UserError(f"{bases=} does not fit the {feature_map} feature map: give {need}")
     paired = feature_map == "sincos"
     frequencies = bases // 2 if paired else bases

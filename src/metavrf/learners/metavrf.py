@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from metavrf.config import MetaVRFSettings
 from metavrf.episodes import Episodes
+from metavrf.errors import UserError
 from metavrf.kernels.random_features import Draws, draw_bases, fourier_features
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import RidgeHead
@@ -53,7 +54,11 @@ class KernelLearner(Learner):
 
     def redraw(self, generator: torch.Generator, bases: int | None = None, samples: int | None = None) -> None:
         """Draw the stored ε and b anew; any number of bases D and posterior samples L can be asked for."""
-        draws = self._draw(generator, bases or self.settings.bases, samples or self.settings.samples)
+        bases = self.settings.bases if bases is None else bases
+        samples = self.settings.samples if samples is None else samples
+        if bases < 1 or samples < 1:
+            raise UserError(f"{bases=} and {samples=}: give at least 1 of each")
+        draws = self._draw(generator, bases, samples)
         self.register_buffer("epsilon", draws.epsilon)
         self.register_buffer("phase", draws.phase)
 
@@ -71,7 +76,9 @@ class KernelLearner(Learner):
         """ε and b of this forward pass."""
         stored = Draws(self.epsilon, self.phase)
         if self.training and self.settings.draw == "resampled" and generator is not None:
-            fresh = self._draw(generator, self.settings.train_bases or stored.bases, len(self.epsilon))
+            fresh = self._draw(
+                generator, min(self.settings.train_bases or stored.bases, stored.bases), len(self.epsilon)
+            )
             return Draws(fresh.epsilon.to(self.epsilon), None if fresh.phase is None else fresh.phase.to(self.epsilon))
         return stored
 
@@ -108,6 +115,8 @@ class MetaVRF(KernelLearner):
         generator: torch.Generator,
     ) -> None:
         """``targets`` is the number of real outputs of a regression task, or None for classification."""
+        if targets is None and settings.context_inputs == "xy":
+            raise UserError("context_inputs = 'xy' is for regression: class numbers are names, not values to look at")
         super().__init__(embedding, features, settings, regression=targets is not None, generator=generator)
         self.summary = TaskSummary(features, targets or 0 if settings.context_inputs == "xy" else 0)
         self.context = Context(settings.context, features)

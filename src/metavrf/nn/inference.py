@@ -38,7 +38,7 @@ class TaskSummary(nn.Module):
 
 def _amplitude(y: Tensor) -> Tensor:
     """Root mean square over a task's samples ``[T, 1, p]``, kept away from zero."""
-    return y.square().mean(1, keepdim=True).sqrt() + 1e-3
+    return (y.square().mean(1, keepdim=True) + 1e-6).sqrt()
 
 
 def _base_kernel_solution(z: Tensor, y: Tensor) -> Tensor:
