@@ -319,12 +319,10 @@ def test_a_missing_run_is_one_sentence(command: str, tmp_path: Path, capsys: pyt
     [
         (["--shot", "0"], "shot = 0 must be at least 1"),
         (["--lr", "-1"], "lr = -1.0 must be positive"),
-        (["--lr", "nan"], "lr = nan must be positive"),
+        (["--lr", "nan"], "lr = nan must be finite"),
         (["--bases", "31"], "bases = 31 must be even for the sincos feature map"),
         (["--devices", "26"], "devices = 26 exceeds the 25 tasks of a batch"),
         (["--validate-tasks", "1"], "validate_tasks = 1 must be at least 2"),
-        (["--learner", "svm"], "learner = 'svm' is not a choice: give one of metavrf, rff"),
-        (["--preset", "best"], "preset = 'best' is not a choice: give one of default, paper"),
     ],
 )
 def test_settings_that_cannot_work_are_one_sentence(
@@ -367,7 +365,16 @@ def test_numbers_that_cannot_be_evaluated_are_one_sentence(
 
 
 @pytest.mark.parametrize(
-    "options", [["--context", "gru"], ["--shot", "x"], ["--shot", "1.5"], ["--lr", "fast"], ["--colour", "red"]]
+    "options",
+    [
+        ["--learner", "svm"],
+        ["--preset", "best"],
+        ["--context", "gru"],
+        ["--shot", "x"],
+        ["--shot", "1.5"],
+        ["--lr", "fast"],
+        ["--colour", "red"],
+    ],
 )
 def test_values_that_cannot_be_read_are_refused_by_name(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

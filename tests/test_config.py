@@ -61,8 +61,6 @@ def test_an_unknown_setting_is_named() -> None:
         ("feature_map", "sine"),
         ("draw", "twice"),
         ("schedule", "linear"),
-        ("learner", "maml"),
-        ("preset", "mine"),
     ],
 )
 def test_an_unknown_choice_is_named_with_the_choices(name: str, value: str) -> None:

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
@@ -80,11 +79,10 @@ def test_a_failed_write_leaves_the_old_picture_and_nothing_half_done(
     path = tmp_path / "fits.png"
     path.write_bytes(b"the old picture")
 
-    def half(self: Figure, file: Path, **_: Any) -> None:
-        Path(file).write_bytes(b"\x89PNG")
+    def fail(_: int) -> None:  # when the bytes are in the temporary file, before it takes the picture's name
         raise failure
 
-    monkeypatch.setattr(Figure, "savefig", half)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(raised):
         plot_fits(learners, tasks, path)
     assert path.read_bytes() == b"the old picture"
@@ -99,14 +97,9 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, tasks: Episodes, 
     assert plt.get_fignums() == []
 
 
-def test_tasks_without_answers_are_refused_in_a_sentence(
+def test_tasks_without_answers_are_drawn_without_the_truth(
     tmp_path: Path, tasks: Episodes, learners: dict[str, Learner]
 ) -> None:
     tasks.query_y = None
-    try:
-        with pytest.raises(UserError, match="query"):
-            plot_fits(learners, tasks, tmp_path / "fits.png")
-        assert plt.get_fignums() == []
-    finally:
-        plt.close("all")
-    assert list(tmp_path.iterdir()) == []
+    assert plot_fits(learners, tasks, tmp_path / "fits.png").stat().st_size > 10_000
+    assert plt.get_fignums() == []

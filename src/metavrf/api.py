@@ -46,7 +46,9 @@ def load(path: PathLike, *, bases: int | None = None, samples: int | None = None
     if bases is not None or samples is not None or draw is not None:
         if not isinstance(learner, KernelLearner):
             raise UserError(f"{run.path} has no random bases to draw anew")
-        learner.redraw(stream(0 if draw is None else draw, "bases"), bases, samples)
+        if draw is not None and draw < 0:
+            raise UserError(f"{draw=} must not be negative")
+        learner.redraw(stream(draw or 0, "bases"), bases, samples)
     return learner.eval()
 
 

@@ -199,7 +199,8 @@ class Demo:
         paths = []
         for name, options in wanted.items():
             path = self.out / name.lower().replace(" ", "-")
-            config = preset("sine", options.get("learner", "metavrf")).with_options(
+            learner = options.pop("learner", "metavrf")
+            config = preset("sine", learner).with_options(
                 **options, shot=self.shot, iterations=self.iterations, seed=self.seed, validate_every=500
             )
             resume = Run(path).config_file.exists()
@@ -391,8 +392,8 @@ def parse(arguments: Sequence[str]) -> Any:
 
 def one_sentence(boxed: str) -> str:
     """The text of an error that stands in a drawn box, on one line."""
-    inside = [line.strip("│ ") for line in boxed.splitlines() if line.startswith("│")]
-    return " ".join(line for line in inside if line.strip("─"))
+    lines = [line.strip("│ ") for line in boxed.splitlines()]
+    return " ".join(line for line in lines if line.strip("─-╭╮╰╯ ") and not line.startswith("╭"))
 
 
 def starting_config(arguments: Sequence[str]) -> Config:

@@ -116,36 +116,15 @@ class Config:
 
     def validate(self) -> Config:
         """Refuse settings that cannot work, one clear sentence each."""
-        at_least_one = ("shot", "query", "batch", "bases", "samples", "iterations", "validate_every", "devices")
-        positive = ("ridge", "gamma", "distance", "lr")
-        not_negative = ("kl_weight", "train_bases", "clip", "patience", "threads", "warmup", "seed")
         for group in (self, self.episode, self.model, self.training):
             hints = get_type_hints(type(group))
             for item in fields(group):
-                value, choices = getattr(group, item.name), get_args(hints[item.name])
-                option = f"{item.name} = {value!r}"
-                if choices and value not in choices:
-                    raise UserError(f"{option} is not a choice: give one of {', '.join(map(str, choices))}")
-                kind = hints[item.name]
-                if kind in (bool, str) and not isinstance(value, kind):
-                    raise UserError(f"{option} must be {'true or false' if kind is bool else 'a name'}")
-                if kind is float and isinstance(value, int | float) and not math.isfinite(value):
-                    raise UserError(f"{option} must be finite")
-                if hints[item.name] in (int, float) and (
-                    isinstance(value, bool) or not isinstance(value, int | hints[item.name])
-                ):
-                    raise UserError(f"{option} must be a number ({hints[item.name].__name__})")
-                if item.name in at_least_one and value < 1:
-                    raise UserError(f"{option} must be at least 1")
-                if item.name in positive and not value > 0:
-                    raise UserError(f"{option} must be positive")
-                if item.name in not_negative and not value >= 0:
-                    raise UserError(f"{option} must not be negative")
+                _check(item.name, getattr(group, item.name), hints[item.name])
         if self.training.validate_tasks < 2:
             raise UserError(f"validate_tasks = {self.training.validate_tasks} must be at least 2")
-        if self.model.feature_map == "sincos" and (self.model.bases % 2 or self.model.train_bases % 2):
-            given = f"bases = {self.model.bases} and train_bases = {self.model.train_bases}"
-            raise UserError(f"{given} must be even for the sincos feature map")
+        for name in ("bases", "train_bases"):
+            if self.model.feature_map == "sincos" and getattr(self.model, name) % 2:
+                raise UserError(f"{name} = {getattr(self.model, name)} must be even for the sincos feature map")
         if self.training.devices > self.episode.batch:
             raise UserError(f"devices = {self.training.devices} exceeds the {self.episode.batch} tasks of a batch")
         return self
@@ -170,6 +149,31 @@ class Config:
             raise UserError(f"{where} is not a usable configuration: {error}") from error
         except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
             raise UserError(f"{where} is not a configuration of this version of metavrf ({error})") from error
+
+
+_AT_LEAST_ONE = {"shot", "query", "batch", "bases", "samples", "iterations", "validate_every", "devices"}
+_POSITIVE = {"ridge", "gamma", "distance", "lr"}
+_NOT_NEGATIVE = {"kl_weight", "train_bases", "clip", "patience", "threads", "warmup", "seed"}
+_KINDS = {bool: "true or false", str: "a name", int: "a whole number", float: "a number"}
+
+
+def _check(name: str, value: Any, kind: Any) -> None:
+    """Refuse a value of the wrong type or range."""
+    given = f"{name} = {value!r}"
+    choices = get_args(kind)
+    if choices and value not in choices:
+        raise UserError(f"{given} is not a choice: give one of {', '.join(map(str, choices))}")
+    allowed = (int, float) if kind is float else kind
+    if kind in _KINDS and (not isinstance(value, allowed) or (kind is not bool and isinstance(value, bool))):
+        raise UserError(f"{given} must be {_KINDS[kind]}")
+    if kind is float and not math.isfinite(value):
+        raise UserError(f"{given} must be finite")
+    if name in _AT_LEAST_ONE and value < 1:
+        raise UserError(f"{given} must be at least 1")
+    if name in _POSITIVE and value <= 0:
+        raise UserError(f"{given} must be positive")
+    if name in _NOT_NEGATIVE and value < 0:
+        raise UserError(f"{given} must not be negative")
 
 
 _GROUPS: dict[str, Any] = {"episode": EpisodeSettings(), "model": MetaVRFSettings(), "training": TrainingSettings()}

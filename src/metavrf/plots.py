@@ -66,7 +66,7 @@ def plot_fits(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make the directory of {path}: {error.strerror}") from error
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
     write_atomically(path, picture.getvalue())
     return path
 

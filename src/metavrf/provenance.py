@@ -28,7 +28,7 @@ def provenance(seed: int) -> dict[str, Any]:
 def _program() -> str:
     """The name of the program as one types it."""
     started = Path(sys.argv[0])
-    return f"python -m {started.parent.name}" if started.name == "__main__.py" else started.name
+    return started.parent.name if started.name == "__main__.py" else started.name
 
 
 def _commit() -> str | None:

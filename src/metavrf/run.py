@@ -39,9 +39,10 @@ def write_atomically(path: Path, data: bytes | str) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; what was there before is unharmed") from error
+    finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error.strerror or error}; what was there before is unharmed") from error
 
 
 def write_json(path: Path, value: Any) -> None:

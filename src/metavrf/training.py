@@ -127,9 +127,10 @@ class Trainer:
             {"params": [p for p in parameters if p.ndim == 0], "rate": SCALAR_RATE},
         ]
         self.optimizer = torch.optim.Adam(groups, lr=config.training.lr, fused=True)
-        if self.resumed:
-            self._load()
+        weights = self._load() if self.resumed else None
         self.wrapped, self.wrapped_optimizer = fabric.setup(self.learner, self.optimizer)
+        if weights is not None:  # after the set-up, which copies the first process' buffers to all
+            self.learner.load_state_dict(weights)
 
     def run_to_end(self) -> None:
         """Train until the last step, an early stop or a signal."""
@@ -252,7 +253,8 @@ class Trainer:
         if self.fabric.global_rank == 0:
             self.run.save_state(tensors, self._metadata() | {"seconds": round(self.seconds, 3)})
 
-    def _load(self) -> None:
+    def _load(self) -> dict[str, Tensor]:
+        """Take up optimiser and step from the checkpoint; returns this process' weights and buffers."""
         where = str(self.run.state_file)
         tensors, metadata = read_tensors(self.run.state_file)
         groups: dict[str, dict[str, Tensor]] = {}
@@ -260,8 +262,8 @@ class Trainer:
             group, _, rest = name.partition(".")
             groups.setdefault(group, {})[rest] = tensor
         load_weights(self.learner, groups.get("learner", {}), where)
-        if own := groups.get(f"rank{self.fabric.global_rank}"):
-            load_weights(self.learner, groups["learner"] | own, where)
+        weights = groups["learner"] | groups.get(f"rank{self.fabric.global_rank}", {})
+        load_weights(self.learner, weights, where)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         expected = {
             f"{index}.{name}": () if name == "step" else tuple(parameter.shape)
@@ -284,6 +286,7 @@ class Trainer:
             self.best, self.seconds = float(metadata["best"]), float(metadata["seconds"])
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{where} is not a checkpoint of this version of metavrf ({error})") from error
+        return weights
 
     def _finish(self) -> None:
         best = next((r for r in self.run.metrics() if r["step"] == self.best_step), {})
