@@ -33,6 +33,8 @@ class MetaVRFSettings:
     """What the bases are inferred from: this task alone, or the tasks before it too."""
     context_inputs: Literal["x", "xy"] = "x"
     """Does the context see the support's inputs only (the paper's reading) or its targets too?"""
+    context_skip: bool = True
+    """Add this task's own summary to the LSTM's output, which is bounded and slow to learn to pass it on."""
     bases: int = 780
     """Number D of random Fourier features."""
     train_bases: int = 256
@@ -186,6 +188,7 @@ _PAPER: dict[str, Any] = {
     "feature_map": "cosine",
     "draw": "resampled",
     "train_bases": 0,
+    "context_skip": False,
     "kl_weight": 1.0,
     "lr": 1e-4,
     "schedule": "constant",

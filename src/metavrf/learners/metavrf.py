@@ -119,7 +119,7 @@ class MetaVRF(KernelLearner):
             raise UserError("context_inputs = 'xy' is for regression: class numbers are names, not values to look at")
         super().__init__(embedding, features, settings, regression=targets is not None, generator=generator)
         self.summary = TaskSummary(features, targets or 0 if settings.context_inputs == "xy" else 0)
-        self.context = Context(settings.context, features)
+        self.context = Context(settings.context, features, skip=settings.context_skip)
         self.posterior = GaussianMLP(self.context.size, features, features)
         self.prior = Prior(features)
 

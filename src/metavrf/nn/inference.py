@@ -73,16 +73,17 @@ class Context(nn.Module):
     """h of each task, from its summary and the tasks before it (Eq. vlstm): ``[T, size]``.
 
     ``none`` passes the summary on. ``lstm`` and ``bilstm`` read the tasks of a training batch as a sequence and
-    carry the forward state from batch to batch, detached. That state is a buffer, so it is saved with
-    the model. In evaluation every task is a sequence of one from that saved state: it depends neither on the
-    other test tasks nor on their order.
+    carry the forward state from batch to batch, detached. That state is a buffer, so it is saved with the model. In
+    evaluation every task is a sequence of one from that saved state: it depends neither on the other test tasks nor
+    on their order. ``skip`` adds the summary to the LSTM's bounded output.
     """
 
     hidden: Tensor
     cell: Tensor
 
-    def __init__(self, kind: str, features: int) -> None:
+    def __init__(self, kind: str, features: int, *, skip: bool = False) -> None:
         super().__init__()
+        self.skip = skip
         self.size = 2 * features if kind == "bilstm" else features
         self.lstm = None if kind == "none" else nn.LSTM(features, features, bidirectional=kind == "bilstm")
         if self.lstm is not None:
@@ -93,10 +94,14 @@ class Context(nn.Module):
         """Context vectors of ``summary [T, d]``."""
         if self.lstm is None:
             return summary
+        h = self._recur(self.lstm, summary)
+        return h + summary.repeat(1, self.size // summary.shape[1]) if self.skip else h
+
+    def _recur(self, lstm: nn.LSTM, summary: Tensor) -> Tensor:
         if not self.training:
             state = (self._initial(self.hidden, len(summary)), self._initial(self.cell, len(summary)))
-            return self.lstm(summary.unsqueeze(0), state)[0].squeeze(0)
-        output, (hidden, cell) = self.lstm(summary.unsqueeze(1), (self._initial(self.hidden), self._initial(self.cell)))
+            return lstm(summary.unsqueeze(0), state)[0].squeeze(0)
+        output, (hidden, cell) = lstm(summary.unsqueeze(1), (self._initial(self.hidden), self._initial(self.cell)))
         self.hidden, self.cell = hidden[:1].detach(), cell[:1].detach()  # the forward direction's
         return output.squeeze(1)
 

@@ -26,7 +26,8 @@ class MLP(nn.Sequential):
 class GaussianMLP(nn.Module):
     """Two three-layer ELU networks, one for the mean and one for log σ² of a diagonal Gaussian.
 
-    They have the same sizes, so each layer of both is one batched product.
+    They have the same sizes, so each layer of both is one batched product. The last layer starts at zero: every
+    Gaussian starts as N(0, I).
     """
 
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
@@ -38,6 +39,8 @@ class GaussianMLP(nn.Module):
             bound = 1 / math.sqrt(weight.shape[1])  # as nn.Linear
             nn.init.uniform_(weight, -bound, bound)
             nn.init.uniform_(bias, -bound, bound)
+        nn.init.zeros_(self.weights[-1])
+        nn.init.zeros_(self.biases[-1])
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance, each ``[..., outputs]``, of ``x [..., inputs]``."""
