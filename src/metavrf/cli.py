@@ -218,8 +218,8 @@ class Demo:
 class Study:
     """Train and test many runs of one question, and write one table: see docs/studies.md."""
 
-    name: Positional[Literal["contexts", "bases"]]
-    """contexts: contexts x seeds x shots. bases: fixed or resampled, and the kinds of bases."""
+    name: Positional[Literal["contexts", "bases", "rff"]]
+    """contexts: contexts x seeds x shots. bases: fixed or resampled, and the kinds of bases. rff: the baseline."""
     out: Path
     """Directory for the runs; a study that was interrupted goes on where it was."""
     save: Path | None = None

@@ -205,5 +205,5 @@ def preset(task: str, learner: str = "metavrf", name: str = "default") -> Config
         raise UserError(f"preset {name!r} is unknown: choose from {', '.join(PRESETS)}")
     config = replace(Config(task), learner=learner, preset=name)  # type: ignore[arg-type]
     if learner == "rff":
-        config = config.with_options(context="none", bases=2048)
+        config = config.with_options(context="none", bases=2048, draw="fixed")  # standard features are drawn once
     return config.with_options(**_PAPER) if name == "paper" else config

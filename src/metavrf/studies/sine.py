@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -35,17 +36,16 @@ def variants(
     for seed in seeds:
         for shot in shots:
             common = {"shot": shot, "seed": seed}
+            if name == "rff":
+                found[f"{shot}shot-rff-seed{seed}"] = common | {"learner": "rff"}
             if name == "bases":
                 for kind in BASES:
                     label = "-".join(str(value).lower() for value in kind.values())
                     found[f"{shot}shot-{label}-seed{seed}"] = common | {"context": "none"} | kind
-                continue
-            for inputs in context_inputs:
-                for context in CONTEXTS:
+            if name == "contexts":
+                for inputs, context in product(context_inputs, CONTEXTS):
                     options = common | {"context": context, "context_inputs": inputs}
                     found[f"{shot}shot-{inputs}-{context}-seed{seed}"] = options
-            if "x" in context_inputs:  # plain random features see nothing of the targets
-                found[f"{shot}shot-rff-seed{seed}"] = common | {"learner": "rff"}
     return found
 
 
