@@ -9,6 +9,7 @@ import pytest
 import scipy.stats
 import torch
 
+from awake import awake
 from metavrf import api
 from metavrf.config import Config, MetaVRFSettings
 from metavrf.episodes import Episodes
@@ -56,7 +57,7 @@ def gaussian_tasks(tasks: int = 50, query: int = 200, mean: float = 1.0, std: fl
 
 def metavrf_learner() -> MetaVRF:
     settings = MetaVRFSettings(context="bilstm", context_inputs="xy", bases=64, ridge=1e-2)
-    model = MetaVRF(MLP((1, 16, 16)), 16, settings, targets=1, generator=stream(0, "bases"))
+    model = awake(MetaVRF(MLP((1, 16, 16)), 16, settings, targets=1, generator=stream(0, "bases")))
     model.initialise(family("sine").sample(25, 5, 15, stream(0, "train")))
     with torch.no_grad():
         model.train()(family("sine").sample(25, 5, 15, stream(0, "train", 1)))

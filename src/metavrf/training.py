@@ -121,12 +121,7 @@ class Trainer:
         self.resumed = run.state_file.exists()
         if not self.resumed:
             self.learner.initialise(self.tasks_of(0))
-        parameters = list(self.learner.parameters())
-        groups = [
-            {"params": [p for p in parameters if p.ndim > 0], "rate": 1.0},
-            {"params": [p for p in parameters if p.ndim == 0], "rate": SCALAR_RATE},
-        ]
-        self.optimizer = torch.optim.Adam(groups, lr=config.training.lr, fused=True)
+        self.optimizer = torch.optim.Adam(self.learner.parameters(), lr=config.training.lr, fused=True)
         weights = self._load() if self.resumed else None
         self.wrapped, self.wrapped_optimizer = fabric.setup(self.learner, self.optimizer)
         if weights is not None:  # after the set-up, which copies the first process' buffers to all
@@ -184,7 +179,7 @@ class Trainer:
         # DDP averages over processes; this weight makes it the mean over tasks even if shards differ in size.
         weight = shard.tasks * self.fabric.world_size / episodes.tasks
         for group in self.optimizer.param_groups:
-            group["lr"] = group["rate"] * learning_rate(settings, self.step)
+            group["lr"] = learning_rate(settings, self.step)
         self.wrapped.train()
         try:
             prediction = self.wrapped(shard, stream(settings.seed, "draws", self.step))

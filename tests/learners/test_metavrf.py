@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal, kl_divergence
 
+from awake import awake
 from metavrf.config import Config, MetaVRFSettings
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
@@ -33,7 +34,8 @@ def learner(**settings: Any) -> MetaVRF:
     """A small regression learner; λ is moderate, so that rounding is not magnified into the digits compared."""
     defaults: dict[str, Any] = {"bases": 64, "ridge": 1e-2, "context": "none"}
     generator = torch.Generator().manual_seed(7)
-    return MetaVRF(MLP((1, 16, 16)), 16, MetaVRFSettings(**{**defaults, **settings}), targets=1, generator=generator)
+    merged = MetaVRFSettings(**{**defaults, **settings})
+    return awake(MetaVRF(MLP((1, 16, 16)), 16, merged, targets=1, generator=generator))
 
 
 def experienced(**settings: Any) -> MetaVRF:

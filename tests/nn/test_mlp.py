@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from awake import awake
 from metavrf.nn.mlp import MLP, GaussianMLP
 
 
@@ -27,7 +28,7 @@ def twin(network: GaussianMLP, which: int) -> nn.Sequential:
 
 @pytest.mark.parametrize("shape", [(4, 6), (2, 3, 6)])
 def test_gaussian_mlp_is_two_ordinary_networks(shape: tuple[int, ...]) -> None:
-    network, x = GaussianMLP(6, 5, 3), torch.randn(shape)
+    network, x = awake(GaussianMLP(6, 5, 3)), torch.randn(shape)
     mean, log_variance = network(x)
     assert mean.shape == log_variance.shape == (*shape[:-1], 3)
     torch.testing.assert_close(mean, twin(network, 0)(x), rtol=0, atol=1e-6)
@@ -35,7 +36,7 @@ def test_gaussian_mlp_is_two_ordinary_networks(shape: tuple[int, ...]) -> None:
 
 
 def test_gaussian_mlp_has_the_gradients_of_two_ordinary_networks() -> None:
-    network, x = GaussianMLP(6, 5, 3), torch.randn(4, 6)
+    network, x = awake(GaussianMLP(6, 5, 3)), torch.randn(4, 6)
     mean, log_variance = network(x)
     (mean.square().sum() + log_variance.exp().sum()).backward()
     first, second = twin(network, 0), twin(network, 1)
@@ -55,12 +56,18 @@ def gradient(parameter: Tensor) -> Tensor:
 
 def test_gaussian_mlp_starts_within_the_bounds_of_a_linear_layer() -> None:
     network = GaussianMLP(100, 40, 40)
-    for weight, fan_in in zip(network.weights, (100, 40, 40), strict=True):
+    for weight, fan_in in zip(network.weights[:-1], (100, 40), strict=True):
         assert 0.9 / math.sqrt(fan_in) < weight.abs().max().item() <= 1 / math.sqrt(fan_in)
 
 
+def test_a_gaussian_can_start_as_standard_normal() -> None:
+    mean, log_variance = GaussianMLP(6, 5, 3, standard_start=True)(torch.randn(4, 6))
+    assert (mean == 0).all()
+    assert (log_variance == 0).all()
+
+
 def test_deviation_stays_within_bounds_whatever_the_input() -> None:
-    mean, log_variance = GaussianMLP(6, 5, 3)(1e6 * torch.randn(50, 6))
+    mean, log_variance = awake(GaussianMLP(6, 5, 3))(1e6 * torch.randn(50, 6))
     assert mean.abs().max() > 1e3
     assert log_variance.abs().max().item() == pytest.approx(6)
     assert 0.049 < math.exp(-6 / 2) <= torch.exp(0.5 * log_variance).min()

@@ -26,11 +26,11 @@ class MLP(nn.Sequential):
 class GaussianMLP(nn.Module):
     """Two three-layer ELU networks, one for the mean and one for log σ² of a diagonal Gaussian.
 
-    They have the same sizes, so each layer of both is one batched product. The last layer starts at zero: every
-    Gaussian starts as N(0, I).
+    They have the same sizes, so each layer of both is one batched product. With
+    ``standard_start`` the last layer starts at zero, so every Gaussian starts as N(0, I).
     """
 
-    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
+    def __init__(self, inputs: int, hidden: int, outputs: int, *, standard_start: bool = False) -> None:
         super().__init__()
         sizes = [inputs, hidden, hidden, outputs]
         self.weights = nn.ParameterList(nn.Parameter(torch.empty(2, i, o)) for i, o in pairwise(sizes))
@@ -39,8 +39,9 @@ class GaussianMLP(nn.Module):
             bound = 1 / math.sqrt(weight.shape[1])  # as nn.Linear
             nn.init.uniform_(weight, -bound, bound)
             nn.init.uniform_(bias, -bound, bound)
-        nn.init.zeros_(self.weights[-1])
-        nn.init.zeros_(self.biases[-1])
+        if standard_start:
+            nn.init.zeros_(self.weights[-1])
+            nn.init.zeros_(self.biases[-1])
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance, each ``[..., outputs]``, of ``x [..., inputs]``."""
