@@ -36,9 +36,6 @@ from metavrf.run import Run, load_weights, read_tensors, write_json
 from metavrf.tasks.functions import family
 
 CHECKPOINT_SECONDS = 120
-SCALAR_RATE = (
-    10.0  # times the learning rate: λ, γ, length scale and noise are logarithms with orders of magnitude to go
-)
 AGREE_EVERY = 10  # steps between looks at whether another process was asked to stop or is due to save
 
 

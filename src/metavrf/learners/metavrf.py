@@ -120,7 +120,7 @@ class MetaVRF(KernelLearner):
         super().__init__(embedding, features, settings, regression=targets is not None, generator=generator)
         self.summary = TaskSummary(features, targets or 0 if settings.context_inputs == "xy" else 0)
         self.context = Context(settings.context, features, skip=settings.context_skip)
-        # From x alone, starting at N(0, I) avoids poor minima; with y, it keeps the encoder from learning (docs/results.md).
+        # From x alone, starting at N(0, I) avoids poor minima; with y it slows the encoder down (docs/results.md).
         standard_start = settings.context_inputs == "x"
         self.posterior = GaussianMLP(self.context.size, features, features, standard_start=standard_start)
         self.prior = Prior(features)
