@@ -212,6 +212,19 @@ def largest_gap(one: Path, other: Path) -> float:
     return max(gap.max().item() for gap in gaps)
 
 
+def gradient_gap(one: Path, other: Path) -> float:
+    """The largest difference of the gradients of two runs of one step.
+
+    Adam's first moments after one step are a tenth of the gradient. Weights would tell less: Adam divides by the
+    gradient's size, so one that is zero but for rounding moves its weight by a step of arbitrary sign.
+    """
+    tensors, others = read_tensors(one)[0], read_tensors(other)[0]
+    names = [name for name in tensors if name.endswith(".exp_avg")]
+    assert len(names) > 10
+    assert max(tensors[name].abs().max().item() for name in names) > 1e-3
+    return max(10 * (tensors[name] - others[name]).abs().max().item() for name in names)
+
+
 @dataclass
 class DieInWrite:
     """Dies by SIGKILL in the middle of the n-th file that is written: half of it is on the disk."""
