@@ -53,8 +53,8 @@ class MetaVRFSettings:
     """λ of ridge regression at the start; it is learned."""
     gamma: float = 1.0
     """Output scale γ at the start; it is learned."""
-    distance: float = 2.0
-    """Mean distance of support features at the start, in length scales."""
+    distance: float = 0.0
+    """Mean distance of support features at the start, in length scales; 0 for 0.4 a shot, but at least 2."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ class Config:
 
 
 _AT_LEAST_ONE = {"shot", "query", "batch", "bases", "samples", "iterations", "validate_every", "devices"}
-_POSITIVE = {"ridge", "gamma", "distance", "lr"}
-_NOT_NEGATIVE = {"kl_weight", "train_bases", "clip", "patience", "threads", "warmup", "seed"}
+_POSITIVE = {"ridge", "gamma", "lr"}
+_NOT_NEGATIVE = {"kl_weight", "distance", "train_bases", "clip", "patience", "threads", "warmup", "seed"}
 _KINDS = {bool: "true or false", str: "a name", int: "a whole number", float: "a number"}
 
 

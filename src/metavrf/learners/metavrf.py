@@ -88,11 +88,16 @@ class KernelLearner(Learner):
 
     @torch.no_grad()
     def initialise(self, episodes: Episodes) -> None:
-        """Start the length scale where support features are ``settings.distance`` apart on average."""
+        """Start the length scale where support features are ``settings.distance`` apart on average.
+
+        The more points, the closer their neighbours: were they much closer than a length scale, any smooth kernel
+        would do, and the embedding would not learn the family's own.
+        """
+        distance = self.settings.distance or max(2.0, 0.4 * episodes.shot)
         z = self.embedding(episodes.support_x)
         apart = torch.cdist(z, z).sum() / (z.shape[0] * z.shape[1] * max(1, z.shape[1] - 1))
         if apart > 0:
-            self.log_length.copy_(torch.log(apart / self.settings.distance))
+            self.log_length.copy_(torch.log(apart / distance))
 
     def solve(self, episodes: Episodes, mean: Tensor, std: Tensor, generator: torch.Generator | None) -> Prediction:
         """Steps 6 to 8 on embedded episodes: bases under N(mean, std²), kernel, ridge."""
