@@ -238,7 +238,7 @@ def test_two_processes_agree_on_when_to_save(tmp_path: Path) -> None:
 
 
 def test_diverging_in_several_processes_is_one_sentence(tmp_path: Path) -> None:
-    ranks = run_ranks(train_command(tmp_path / "run", "--lr", "1e6", "--batch", "2"), tmp_path / "log", timeout=30)
+    ranks = run_ranks(train_command(tmp_path / "run", "--lr", "1e12", "--batch", "2"), tmp_path / "log", timeout=30)
     assert ranks[0].code == 2
     assert not any("Traceback" in done.err for done in ranks)
     assert "".join(done.err for done in ranks).count("lower --lr") == 1
@@ -327,7 +327,7 @@ def test_no_warm_up_starts_at_the_peak() -> None:
 
 
 def test_diverging_training_ends_in_one_sentence_that_names_the_learning_rate(tmp_path: Path) -> None:
-    done = run(train_command(tmp_path / "run", "--lr", "1e6"), tmp_path / "log")
+    done = run(train_command(tmp_path / "run", "--lr", "1e12"), tmp_path / "log")
     assert done.code == 2
     assert done.err.startswith("metavrf: training failed at step ")
     assert "lower --lr" in done.err
@@ -336,7 +336,7 @@ def test_diverging_training_ends_in_one_sentence_that_names_the_learning_rate(tm
 
 def test_diverging_training_says_truly_whether_a_checkpoint_is_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="lower --lr") as failure:
-        metavrf.train("sine", out=tmp_path, quiet=True, **TINY_OPTIONS | {"lr": 1e6, "warmup": 0})
+        metavrf.train("sine", out=tmp_path, quiet=True, **TINY_OPTIONS | {"lr": 1e12, "warmup": 0})
     assert ("is kept" in str(failure.value)) == (tmp_path / "state.safetensors").exists()
 
 
