@@ -11,12 +11,11 @@ import torch
 
 from awake import awake
 from metavrf import api
-from metavrf.config import Config, MetaVRFSettings
+from metavrf.config import TEST_SEED, Config, MetaVRFSettings
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.evaluation import (
     BAND90,
-    TEST_SEED,
     Evaluation,
     evaluate_learner,
     fingerprint,

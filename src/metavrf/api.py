@@ -6,13 +6,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from metavrf.config import Config
+from metavrf.config import TEST_SEED, TEST_TASKS, Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.evaluation import (
     BATCH,
-    TEST_SEED,
-    TEST_TASKS,
     Difference,
     Evaluation,
     evaluate_learner,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
 
-from metavrf.config import LEARNERS, PRESETS, Config, preset
+from metavrf.config import LEARNERS, PRESETS, TEST_SEED, TEST_TASKS, Config, preset
 from metavrf.errors import UserError
 from metavrf.memory import keep_freed_memory
 
@@ -57,24 +57,16 @@ class Train:
             print(f"test it with: metavrf evaluate {self.out}", file=sys.stderr)
 
 
-@dataclass
-class Evaluate:
-    """Test a run on tasks that are fixed by a seed."""
+@dataclass(kw_only=True)
+class TestOptions:
+    """What evaluate and compare have in common."""
 
-    run_directory: Annotated[Positional[Path], arg(metavar="RUN")]
-    """The --out of a training."""
-    tasks: int = 4000
+    tasks: int = TEST_TASKS
     """Number of test tasks."""
     shot: int | None = None
-    """Support samples a task, if other than in training."""
-    seed: int = 2020
+    """Support samples a task, if other than in training; needed to compare runs trained for different ones."""
+    seed: int = TEST_SEED
     """Seed of the test tasks."""
-    bases: int | None = None
-    """Use another number of random features."""
-    samples: int | None = None
-    """Use another number of posterior samples."""
-    draw: int | None = None
-    """Draw the bases anew from this seed."""
     plot: Path | None = None
     """Draw a few test tasks to this file (.png, .pdf or .svg)."""
     save: Path | None = None
@@ -83,6 +75,20 @@ class Evaluate:
     """Print one JSON object instead of a table."""
     plugin: UseAppendAction[list[Path]] = field(default_factory=list)
     """Python file that registers task families of your own."""
+
+
+@dataclass
+class Evaluate(TestOptions):
+    """Test a run on tasks that are fixed by a seed."""
+
+    run_directory: Annotated[Positional[Path], arg(metavar="RUN")]
+    """The --out of a training."""
+    bases: int | None = None
+    """Use another number of random features."""
+    samples: int | None = None
+    """Use another number of posterior samples."""
+    draw: int | None = None
+    """Draw the bases anew from this seed."""
 
     def run(self) -> None:
         """Evaluate, print, draw, save."""
@@ -99,27 +105,13 @@ class Evaluate:
 
 
 @dataclass
-class Compare:
+class Compare(TestOptions):
     """Test runs on the same tasks, with paired differences to the first and the limits no learner can beat."""
 
     runs: Annotated[Positional[list[Path]], arg(metavar="RUN")]
     """Two runs or more."""
-    tasks: int = 4000
-    """Number of test tasks."""
-    shot: int | None = None
-    """Support samples a task; needed where the runs were trained for different ones."""
-    seed: int = 2020
-    """Seed of the test tasks."""
     floor: bool = True
     """Show the limits too."""
-    plot: Path | None = None
-    """Draw a few test tasks with all fits to this file."""
-    save: Path | None = None
-    """Write the figures with their provenance to this JSON file."""
-    json: bool = False
-    """Print one JSON object instead of a table."""
-    plugin: UseAppendAction[list[Path]] = field(default_factory=list)
-    """Python file that registers task families of your own."""
 
     def run(self) -> None:
         """Compare, print, draw, save."""

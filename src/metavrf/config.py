@@ -12,6 +12,9 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from metavrf.errors import UserError
 
+TEST_SEED = 2020
+TEST_TASKS = 4000
+
 
 @dataclass(frozen=True)
 class EpisodeSettings:

@@ -16,8 +16,6 @@ from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners.base import Learner
 
-TEST_SEED = 2020
-TEST_TASKS = 4000
 BATCH = 100  # tasks solved at once; results depend on it only by rounding
 BAND90 = 1.6448536269514722  # standard deviations either side that hold 90 % of a Gaussian
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from metavrf.config import TEST_SEED
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.evaluation import TEST_SEED, measure
+from metavrf.evaluation import measure
 from metavrf.learners.limits import JITTER, AffineLimit, BayesLimit, sine_limits
 from metavrf.randomness import stream
 from metavrf.tasks.functions import FunctionFamily, Sine, SineMAML
