@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from metavrf.config import TEST_SEED, TEST_TASKS, Config
+from metavrf.config import TEST_EPISODES, TEST_SEED, TEST_TASKS, Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.evaluation import (
-    BATCH,
     Difference,
     Evaluation,
     evaluate_learner,
     paired_differences,
 )
 from metavrf.learners import build
-from metavrf.learners.base import Learner
+from metavrf.learners.base import Learner, Statistics
 from metavrf.learners.limits import sine_limits
 from metavrf.learners.metavrf import KernelLearner
 from metavrf.randomness import stream
 from metavrf.run import Run, load_weights
-from metavrf.tasks.functions import family
+from metavrf.tasks.functions import family, is_family
+from metavrf.tasks.source import Description, open_tasks
 
 PathLike = str | os.PathLike[str]
 
@@ -38,7 +39,7 @@ def load(path: PathLike, *, bases: int | None = None, samples: int | None = None
             model predicts the same to the bit as when it was saved.
     """
     run = Run.open(path)
-    learner = build(run.config())
+    learner = build(run.config(), describe(run))
     tensors, _ = run.load_model()
     load_weights(learner, tensors, str(run.model_file))
     if bases is not None or samples is not None or draw is not None:
@@ -50,28 +51,114 @@ def load(path: PathLike, *, bases: int | None = None, samples: int | None = None
     return learner.eval()
 
 
-def test_tasks(config: Config, tasks: int = TEST_TASKS, shot: int | None = None, seed: int = TEST_SEED) -> Episodes:
-    """The test tasks of a task family, fixed by the seed."""
-    shot = config.episode.shot if shot is None else shot
-    if shot < 1 or tasks < 2:
-        raise UserError(f"{shot=} and {tasks=}: give at least 1 shot and 2 tasks")
-    return family(config.task).sample_grid(tasks, shot, stream(seed, "test"))
+def describe(run: Run) -> Description:
+    """What the run's model must know of its tasks."""
+    values = run.data()
+    try:
+        return Description() if values is None else Description.from_dict(values)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{run.data_file} was not written by this version of metavrf ({error})") from error
+
+
+def test_tasks(
+    config: Config,
+    tasks: int | None = None,
+    shot: int | None = None,
+    seed: int = TEST_SEED,
+    *,
+    way: int | None = None,
+    query: int | None = None,
+    data: str | None = None,
+    within_alphabet: bool = False,
+    trained_on: Description | None = None,
+) -> Episodes:
+    """The test tasks of a run, fixed by the seed; what is not given is as in training.
+
+    ``trained_on`` holds the run's own class lists: tests never touch a class that was trained or validated on.
+    """
+    shape = config.episode
+    shape = replace(
+        shape,
+        shot=shape.shot if shot is None else shot,
+        way=shape.way if way is None else way,
+        test_query=shape.test_query if query is None else query,
+    )
+    source = open_tasks(config.task, config.data if data is None else replace(config.data, data=data))
+    regression = source.description.targets is not None
+    tasks = (TEST_TASKS if regression else TEST_EPISODES) if tasks is None else tasks
+    if shape.shot < 1 or tasks < 2:
+        raise UserError(f"shot={shape.shot} and {tasks=}: give at least 1 shot and 2 tasks")
+    if trained_on is not None and dict(source.description.classes) != dict(trained_on.classes):
+        raise UserError(f"the classes of {config.task} are not those the run was split by: use the same data")
+    return source.held_out("test", tasks, shape, stream(seed, "test"), within_group=within_alphabet)
 
 
 def evaluate(
     run: PathLike,
     *,
-    tasks: int = TEST_TASKS,
+    tasks: int | None = None,
     shot: int | None = None,
     seed: int = TEST_SEED,
-    batch: int = BATCH,
+    batch: int | None = None,
     bases: int | None = None,
     samples: int | None = None,
     draw: int | None = None,
+    way: int | None = None,
+    query: int | None = None,
+    protocol: str = "inductive",
+    statistics: str | None = None,
+    within_alphabet: bool = False,
+    data: str | None = None,
 ) -> Evaluation:
-    """Test a run on tasks fixed by ``seed``; ``shot`` may differ from training. The rest as for :func:`load`."""
+    """Test a run on tasks fixed by ``seed``; way, shot and query may differ from training.
+
+    Args:
+        run: the run directory, or the name of a shipped model.
+        tasks: number of test tasks (episodes).
+        shot: support samples a class; or a task, in regression.
+        seed: of the test tasks.
+        batch: tasks solved at a time; it changes nothing but speed.
+        bases: as for :func:`load`.
+        samples: as for :func:`load`.
+        draw: as for :func:`load`.
+        way: classes a task.
+        query: query samples a class.
+        protocol: "inductive", or "transductive": normalise by the statistics of the whole episode.
+        statistics: of the inductive protocol: "running" (the default), or of the "support" alone.
+        within_alphabet: draw all classes of an omniglot task from one alphabet.
+        data: folder of the named data sets.
+    """
+    opened = Run.open(run)
+    description = describe(opened)
     learner = load(run, bases=bases, samples=samples, draw=draw)
-    return evaluate_learner(learner, test_tasks(Run.open(run).config(), tasks, shot, seed), seed, batch)
+    learner.statistics = _statistics(protocol, statistics)
+    episodes = test_tasks(
+        opened.config(),
+        tasks,
+        shot,
+        seed,
+        way=way,
+        query=query,
+        data=data,
+        within_alphabet=within_alphabet,
+        trained_on=description,
+    )
+    labels = {} if description.targets else {"split": description.split, "within_alphabet": within_alphabet}
+    if description.pretraining:
+        labels["pretraining"] = description.pretraining
+    return evaluate_learner(learner, episodes, seed, batch, **labels)
+
+
+def _statistics(protocol: str, statistics: str | None) -> Statistics:
+    """What to normalise by, under a protocol."""
+    if protocol == "transductive" and statistics is None:
+        return "episode"
+    if protocol == "inductive" and statistics in (None, "running", "support"):
+        return "support" if statistics == "support" else "running"
+    raise UserError(
+        f"{protocol=} with {statistics=} is not a choice: give inductive (with running or support statistics) or "
+        "transductive"
+    )
 
 
 def limits(task: str, *, shot: int, tasks: int = TEST_TASKS, seed: int = TEST_SEED) -> dict[str, Evaluation]:
@@ -93,14 +180,16 @@ class Row:
 def compare(
     runs: Sequence[PathLike],
     *,
-    tasks: int = TEST_TASKS,
+    tasks: int | None = None,
     shot: int | None = None,
     seed: int = TEST_SEED,
     floor: bool = True,
+    way: int | None = None,
+    **options: Any,
 ) -> list[Row]:
     """Test runs on the same tasks; each row has its paired difference to the first run.
 
-    ``floor`` adds the limits that no learner can beat, where they are known.
+    ``floor`` adds the limits that no learner can beat, where they are known. ``options`` are as for :func:`evaluate`.
     """
     if not runs:
         raise UserError("give at least one run to compare")
@@ -110,8 +199,9 @@ def compare(
     if shot is None and len({config.episode.shot for config in configs}) > 1:
         raise UserError("these runs were trained for different shots: say at which to compare them with --shot")
     shot = configs[0].episode.shot if shot is None else shot
-    evaluations = [(str(run), evaluate(run, tasks=tasks, shot=shot, seed=seed)) for run in runs]
-    if floor:
-        evaluations += limits(configs[0].task, shot=shot, tasks=tasks, seed=seed).items()
+    way = configs[0].episode.way if way is None else way
+    evaluations = [(str(run), evaluate(run, tasks=tasks, shot=shot, way=way, seed=seed, **options)) for run in runs]
+    if floor and is_family(configs[0].task):
+        evaluations += limits(configs[0].task, shot=shot, tasks=tasks or TEST_TASKS, seed=seed).items()
     differences = paired_differences([evaluation for _, evaluation in evaluations])
     return [Row(name, e, d) for (name, e), d in zip(evaluations, differences, strict=True)]

@@ -26,6 +26,8 @@ class Episodes:
         query_x: ``[T, Q, ...]``.
         query_y: like ``support_y``, or None when the answers are not known.
         way: number of classes C, or None for regression.
+        bank: ``[N, ...]``, or None. Where it is given, ``support_x [T, S]`` and ``query_x [T, Q]`` are row numbers in
+            it, so that thousands of tasks on the same images hold each image once.
     """
 
     support_x: Tensor
@@ -33,10 +35,11 @@ class Episodes:
     query_x: Tensor
     query_y: Tensor | None = None
     way: int | None = None
+    bank: Tensor | None = None
 
     def __post_init__(self) -> None:
         x, y = self.support_x, self.support_y
-        if x.ndim < 3 or x.shape[1] == 0:
+        if x.ndim < (3 if self.bank is None else 2) or x.shape[1] == 0:
             raise UserError(f"support_x must be [tasks, samples, ...] with a sample in it, not {tuple(x.shape)}")
         if self.query_x.shape[:1] != x.shape[:1] or self.query_x.shape[2:] != x.shape[2:]:
             raise UserError(
@@ -93,14 +96,19 @@ class Episodes:
 
     def embedded(self, embedding: Callable[[Tensor], Tensor]) -> Episodes:
         """The same tasks with inputs replaced by their features; support and query share the embedding."""
-        z = embedding(torch.cat([self.support_x, self.query_x], dim=1))
+        x = torch.cat([self.support_x, self.query_x], dim=1)
+        z = embedding(x if self.bank is None else self.bank[x])
         support, query = z.split([self.support_x.shape[1], self.query_x.shape[1]], dim=1)
-        return replace(self, support_x=support, query_x=query)
+        return replace(self, support_x=support, query_x=query, bank=None)
+
+    def looked_up(self) -> Episodes:
+        """The same tasks with the bank's rows in place of their numbers."""
+        return self.embedded(lambda x: x)
 
     def __getitem__(self, tasks: slice) -> Episodes:
         """The tasks of a slice."""
         query_y = None if self.query_y is None else self.query_y[tasks]
-        return Episodes(self.support_x[tasks], self.support_y[tasks], self.query_x[tasks], query_y, self.way)
+        return Episodes(self.support_x[tasks], self.support_y[tasks], self.query_x[tasks], query_y, self.way, self.bank)
 
     def batches(self, size: int) -> list[Episodes]:
         """The same tasks in order, at most ``size`` at a time."""

@@ -6,23 +6,30 @@ import hashlib
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners.base import Learner
 
-BATCH = 100  # tasks solved at once; results depend on it only by rounding
+SAMPLES_AT_ONCE = 10_000  # features solved at a time; results depend on it only by rounding
+IMAGES_AT_ONCE = 500
 BAND90 = 1.6448536269514722  # standard deviations either side that hold 90 % of a Gaussian
+CALIBRATION_BINS = 15
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Measured on ``tasks`` tasks; ``mean`` ± ``ci95`` is the metric over tasks with its 95 % interval."""
+    """Measured on ``tasks`` tasks; ``mean`` ± ``ci95`` is the metric over tasks with its 95 % interval.
+
+    Regression has ``coverage90``; classification has ``way``, ``query``, ``ece``, ``temperature`` and ``split``, and its
+    metric is the accuracy in percent.
+    """
 
     metric: str
     mean: float
@@ -30,33 +37,108 @@ class Evaluation:
     tasks: int
     shot: int
     nll: float
-    coverage90: float
     protocol: str
     seconds: float
     seed: int
     data_sha256: str
     per_task: Tensor = field(repr=False)
+    coverage90: float | None = None
+    way: int | None = None
+    query: int | None = None
+    ece: float | None = None
+    temperature: float | None = None
+    statistics: str | None = None
+    split: str | None = None
+    within_alphabet: bool | None = None
+    pretraining: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The summary without the figures of single tasks."""
-        values = asdict(self)
+        values = {name: value for name, value in asdict(self).items() if value is not None}
         del values["per_task"]
         return values
 
 
-def measure(learner: Learner, episodes: Episodes, batch: int = BATCH) -> dict[str, Tensor]:
-    """Per-task figures ``[T]`` of regression episodes: mse, nll and the share of points inside the 90 % band."""
-    parts: dict[str, list[Tensor]] = {"mse": [], "nll": [], "coverage90": []}
-    for chunk in episodes.batches(batch):
-        prediction = learner.predict(chunk)
-        if chunk.query_y is None or prediction.std is None:
-            raise UserError("evaluation needs query targets and a learner that gives a standard deviation")
-        error, std = chunk.query_y - prediction.mean, prediction.std
-        log_density = -0.5 * (error / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
-        parts["mse"].append(error.square().mean((1, 2)))
-        parts["nll"].append(-log_density.mean((1, 2)))
-        parts["coverage90"].append((error.abs() <= BAND90 * std).float().mean((1, 2)))
-    return {name: torch.cat(values) for name, values in parts.items()}
+def embed_once(learner: Learner, episodes: Episodes) -> Episodes:
+    """The same tasks on a bank of features: each image they use is embedded once, not once a task."""
+    assert episodes.bank is not None
+    support, query = episodes.support_x, episodes.query_x
+    rows, numbers = torch.unique(torch.cat([support, query], dim=1), return_inverse=True)
+    images = (episodes.bank[chunk] for chunk in rows.split(IMAGES_AT_ONCE))
+    features = torch.cat([learner.embedding(chunk.unsqueeze(0)).squeeze(0) for chunk in images])
+    support, query = numbers.split([support.shape[1], query.shape[1]], dim=1)
+    return replace(episodes, support_x=support, query_x=query, bank=features)
+
+
+@torch.inference_mode()
+def answers(learner: Learner, episodes: Episodes, batch: int | None = None) -> tuple[Tensor, Tensor | None]:
+    """Means (or log probabilities) and deviations of all tasks, ``batch`` of them solved at a time."""
+    learner.eval()
+    once = episodes.bank is not None and learner.statistics == "running"
+    if once:
+        episodes = embed_once(learner, episodes)
+    if batch is None:
+        samples = episodes.support_x.shape[1] + episodes.query_x.shape[1]
+        images = episodes.bank is not None and not once
+        batch = max(1, (2 * IMAGES_AT_ONCE if images else SAMPLES_AT_ONCE) // samples)
+    predictions = [learner.predict(chunk, embedded=once) for chunk in episodes.batches(batch)]
+    deviations = [p.std for p in predictions if p.std is not None]
+    return torch.cat([p.mean for p in predictions]), torch.cat(deviations) if deviations else None
+
+
+def measure(learner: Learner, episodes: Episodes, batch: int | None = None) -> dict[str, Tensor]:
+    """Per-task figures ``[T]``; see :func:`figures`."""
+    return figures(episodes, *answers(learner, episodes, batch))
+
+
+def figures(episodes: Episodes, mean: Tensor, std: Tensor | None) -> dict[str, Tensor]:
+    """Per-task figures ``[T]`` of answers: mse, nll and 90 % coverage, or accuracy (percent) and nll of classes."""
+    target = episodes.query_y
+    if target is None:
+        raise UserError("evaluation needs the query's targets")
+    if episodes.way is not None:
+        nll = -mean.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+        return {"accuracy": 100 * (mean.argmax(-1) == target).float().mean(1), "nll": nll.mean(1)}
+    if std is None:
+        raise UserError("evaluation of a regression needs a learner that gives a standard deviation")
+    error = target - mean
+    log_density = -0.5 * (error / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
+    return {
+        "mse": error.square().mean((1, 2)),
+        "nll": -log_density.mean((1, 2)),
+        "coverage90": (error.abs() <= BAND90 * std).float().mean((1, 2)),
+    }
+
+
+def calibrate(learner: Learner, episodes: Episodes) -> dict[str, Tensor]:
+    """Fit the temperature on validation tasks, one number that minimises their nll; returns figures as calibrated.
+
+    Dividing logits by a positive number never changes which class is the likeliest.
+    """
+    learner.temperature.fill_(1.0)
+    logits, std = answers(learner, episodes)
+    if episodes.way is None or episodes.query_y is None:
+        return figures(episodes, logits, std)
+    from scipy.optimize import minimize_scalar
+
+    target = episodes.query_y.flatten()
+    flat = logits.flatten(0, 1).double()
+
+    def nll(log_temperature: float) -> float:
+        return float(F.cross_entropy(flat / math.exp(log_temperature), target))
+
+    best = minimize_scalar(nll, bounds=(-3.0, 3.0), method="bounded").x
+    learner.temperature.fill_(math.exp(best))
+    return figures(episodes, (logits / learner.temperature).log_softmax(-1), std)
+
+
+def calibration_error(log_probabilities: Tensor, target: Tensor) -> float:
+    """Expected calibration error: how far confidence and accuracy are apart, over bins of confidence."""
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    flat = log_probabilities.flatten(0, 1).exp()
+    error = multiclass_calibration_error(flat, target.flatten(), flat.shape[1], n_bins=CALIBRATION_BINS)
+    return float(error)
 
 
 def interval95(values: Tensor) -> float:
@@ -67,34 +149,48 @@ def interval95(values: Tensor) -> float:
     return float(t.ppf(0.975, count - 1) * values.double().std() / math.sqrt(count))
 
 
-def evaluate_learner(learner: Learner, episodes: Episodes, seed: int, batch: int = BATCH) -> Evaluation:
-    """Evaluate ``learner`` on given test episodes."""
-    if batch < 1:
+def evaluate_learner(
+    learner: Learner, episodes: Episodes, seed: int, batch: int | None = None, **labels: Any
+) -> Evaluation:
+    """Evaluate ``learner`` on given test episodes; ``labels`` are fields of the result that say where they are from."""
+    if batch is not None and batch < 1:
         raise UserError(f"{batch=} must be at least 1")
     if episodes.tasks < 2:
         raise UserError(f"tasks = {episodes.tasks} is too few for an interval: give at least 2")
     start = time.perf_counter()
-    figures = measure(learner, episodes, batch)
+    mean, std = answers(learner, episodes, batch)
+    per_task = figures(episodes, mean, std)
+    metric = next(iter(per_task))
+    if episodes.way is not None and episodes.query_y is not None:
+        labels |= {
+            "way": episodes.way,
+            "query": episodes.query_x.shape[1] // episodes.way,
+            "ece": calibration_error(mean, episodes.query_y),
+            "temperature": float(learner.temperature),
+            "statistics": learner.statistics,
+        }
+    else:
+        labels["coverage90"] = per_task["coverage90"].double().mean().item()
     return Evaluation(
-        metric="mse",
-        mean=figures["mse"].double().mean().item(),
-        ci95=interval95(figures["mse"]),
+        metric=metric,
+        mean=per_task[metric].double().mean().item(),
+        ci95=interval95(per_task[metric]),
         tasks=episodes.tasks,
         shot=int(episodes.shot),
-        nll=figures["nll"].double().mean().item(),
-        coverage90=figures["coverage90"].double().mean().item(),
+        nll=per_task["nll"].double().mean().item(),
         protocol=learner.protocol,
         seconds=round(time.perf_counter() - start, 3),
         seed=seed,
         data_sha256=fingerprint(episodes),
-        per_task=figures["mse"],
+        per_task=per_task[metric],
+        **labels,
     )
 
 
 def fingerprint(episodes: Episodes) -> str:
     """SHA-256 of the tasks: equal figures are comparable only on equal tasks."""
     digest = hashlib.sha256()
-    for values in (episodes.support_x, episodes.support_y, episodes.query_x, episodes.query_y):
+    for values in (episodes.support_x, episodes.support_y, episodes.query_x, episodes.query_y, episodes.bank):
         if values is not None:
             digest.update(repr(tuple(values.shape)).encode())
             digest.update(values.contiguous().numpy().tobytes())

@@ -1,6 +1,7 @@
 """The run directory: where a training run keeps everything, written so that a crash loses nothing.
 
     config.toml         the settings
+    data.json           of a run on classes: which were trained, validated and tested on, and the data's hash
     model.safetensors   the best model by validation: weights, context state, ε and b
     state.safetensors   all that --resume needs: weights, optimiser, every rank's context state, step
     metrics.jsonl       one line a validation
@@ -75,10 +76,11 @@ class Run:
         self.state_file = self.path / "state.safetensors"
         self.metrics_file = self.path / "metrics.jsonl"
         self.result_file = self.path / "result.json"
-        self.files = (self.config_file, self.model_file, self.state_file, self.metrics_file, self.result_file)
+        self.data_file = self.path / "data.json"
+        self.files = (self.config_file, self.data_file, self.model_file, self.state_file, self.metrics_file, self.result_file)
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], config: Config) -> Run:
+    def create(cls, path: str | os.PathLike[str], config: Config, data: Mapping[str, Any] | None = None) -> Run:
         """Start a run directory; refuses one that holds a run already."""
         run = cls(path)
         try:
@@ -95,6 +97,8 @@ class Run:
             raise UserError(
                 f"cannot make the run directory {run.path}: {error.strerror}; choose another --out"
             ) from error
+        if data is not None:
+            write_json(run.data_file, data)
         write_atomically(run.config_file, config.to_toml())
         return run
 
@@ -118,13 +122,17 @@ class Run:
             raise UserError(f"cannot read {self.config_file}: {error}") from error
         return Config.from_toml(text, str(self.config_file))
 
+    def data(self) -> dict[str, Any] | None:
+        """What is known of the classes, or None where tasks are functions."""
+        return _read_json(self.data_file, "it says what the model was trained on; take it from a copy of the run")
+
     def save_model(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
         """Write model.safetensors."""
-        _write_tensors(self.model_file, tensors, metadata)
+        write_tensors(self.model_file, tensors, metadata)
 
     def save_state(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
         """Write state.safetensors: one file, so that a resumed run never sees two halves of different age."""
-        _write_tensors(self.state_file, tensors, metadata)
+        write_tensors(self.state_file, tensors, metadata)
 
     def load_model(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and metadata of the best model."""
@@ -147,15 +155,7 @@ class Run:
 
     def result(self) -> dict[str, Any] | None:
         """What came out, or None while the run has not ended."""
-        if not self.result_file.exists():
-            return None
-        try:
-            result = json.loads(self.result_file.read_text())
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{self.result_file} is damaged ({error}): move it away, and resume the run to write it"
-            ) from error
-        return dict(result)
+        return _read_json(self.result_file, "move it away, and resume the run to write it")
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add a validation record."""
@@ -172,7 +172,17 @@ class Run:
             write_atomically(self.metrics_file, "".join(kept))
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
+def _read_json(path: Path, advice: str) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error}): {advice}") from error
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
+    """Write a safetensors file with metadata, atomically."""
     on_cpu = {name: tensor.detach().to("cpu", copy=False).contiguous() for name, tensor in tensors.items()}
     write_atomically(path, save(on_cpu, {METADATA_KEY: json.dumps(dict(metadata), sort_keys=True)}))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import math
 import os
@@ -25,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from metavrf.config import Config, TrainingSettings, preset
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.evaluation import measure
+from metavrf.evaluation import calibrate
 from metavrf.learners import build
 from metavrf.learners.base import Learner
 from metavrf.memory import keep_freed_memory
@@ -33,7 +34,7 @@ from metavrf.progress import Progress
 from metavrf.provenance import provenance
 from metavrf.randomness import stream
 from metavrf.run import Run, load_weights, read_tensors, write_json
-from metavrf.tasks.functions import family
+from metavrf.tasks.source import Tasks, open_tasks
 
 CHECKPOINT_SECONDS = 120
 AGREE_EVERY = 10  # steps between looks at whether another process was asked to stop or is due to save
@@ -74,13 +75,18 @@ def train(
     else:
         start = preset(task, options.pop("learner", "metavrf"), options.pop("preset", "default"))
         config = start.with_options(**options)
-    family(config.task)  # an unknown task fails before anything is written
     first_rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0  # before Fabric knows
     run = Run.open(out) if resume else Run(out)
     if resume:
         config = run.config()
-    elif first_rank:
-        run = Run.create(out, config.validate())
+    tasks = open_tasks(config.validate().task, config.data, quiet=quiet or not first_rank)
+    tasks.training(config.episode, stream(0, "train"))  # what cannot work fails before anything is written
+    tasks.held_out("val", 2, config.episode, stream(0, "validation"))
+    data = None if tasks.description.targets else tasks.description.to_dict()
+    if resume and run.data() != json.loads(json.dumps(data)):
+        raise UserError(f"the data is not what {run.path} was started on: a resumed run needs the same files")
+    if not resume and first_rank:
+        run = Run.create(out, config, data)
     keep_freed_memory()
     fabric = make_fabric(config.training)
     fabric.launch()
@@ -88,7 +94,7 @@ def train(
         torch.set_num_threads(config.training.threads)
     try:
         with _stop_signals() as stopped:
-            Trainer(config, run, fabric, stopped, quiet=quiet).run_to_end()
+            Trainer(config, run, fabric, tasks, stopped, quiet=quiet).run_to_end()
     except RuntimeError as error:
         if fabric.world_size > 1 and "gloo" in str(error):
             raise UserError("another process of this run has failed, so this one stops too") from error
@@ -109,11 +115,13 @@ def make_fabric(settings: TrainingSettings) -> Fabric:
 class Trainer:
     """One run in memory: learner, optimiser and where they are; ``run_to_end`` is the loop."""
 
-    def __init__(self, config: Config, run: Run, fabric: Fabric, stopped: list[int], *, quiet: bool) -> None:
+    def __init__(
+        self, config: Config, run: Run, fabric: Fabric, tasks: Tasks, stopped: list[int], *, quiet: bool
+    ) -> None:
         self.config, self.run, self.fabric, self.stopped = config, run, fabric, stopped
         self.quiet = quiet or fabric.global_rank > 0
-        self.family = family(config.task)
-        self.learner: Learner = build(config)
+        self.tasks = tasks
+        self.learner: Learner = build(config, tasks.description)
         self.step, self.best, self.best_step, self.seconds = 0, math.inf, 0, 0.0
         self.resumed = run.state_file.exists()
         if not self.resumed:
@@ -127,8 +135,8 @@ class Trainer:
     def run_to_end(self) -> None:
         """Train until the last step, an early stop or a signal."""
         settings = self.config.training
-        validation = self.family.sample_grid(
-            settings.validate_tasks, self.config.episode.shot, stream(settings.seed, "validation")
+        validation = self.tasks.held_out(
+            "val", settings.validate_tasks, self.config.episode, stream(settings.seed, "validation")
         )
         if self.fabric.global_rank == 0:
             self.run.rewind_metrics(self.step)
@@ -146,7 +154,7 @@ class Trainer:
                     if board is not None:
                         for name, value in record.items():
                             board.add_scalar(name, value, self.step)
-                    figures["val mse"] = record.get("val_mse", math.nan)
+                    figures = {name: value for name, value in record.items() if name in ("val_mse", "val_accuracy")}
                     self.best_step = self.fabric.broadcast(self.best_step)  # only the first process validates
                     progress.update(self.step, _floats(terms) | figures, milestone=True)
                 elif self.step % 20 == 0:
@@ -179,7 +187,9 @@ class Trainer:
             group["lr"] = learning_rate(settings, self.step)
         self.wrapped.train()
         try:
-            prediction = self.wrapped(shard, stream(settings.seed, "draws", self.step))
+            with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
+                torch.manual_seed(stream(settings.seed, "dropout", self.step).initial_seed())
+                prediction = self.wrapped(shard, stream(settings.seed, "draws", self.step))
             loss = prediction.loss
             if not math.isfinite(loss.item()):
                 raise UserError("the loss is not finite")
@@ -200,16 +210,14 @@ class Trainer:
 
     def tasks_of(self, step: int) -> Episodes:
         """The training tasks of a step."""
-        shape = self.config.episode
-        return self.family.sample(
-            shape.batch, shape.shot, shape.query, stream(self.config.training.seed, "train", step)
-        )
+        return self.tasks.training(self.config.episode, stream(self.config.training.seed, "train", step))
 
     def _validate(self, validation: Episodes, terms: dict[str, Tensor]) -> dict[str, float]:
         """Measure on the validation tasks; keep the model if it is the best so far."""
-        figures = {f"val_{name}": values.mean().item() for name, values in measure(self.learner, validation).items()}
-        if figures["val_mse"] < self.best:
-            self.best, self.best_step = figures["val_mse"], self.step
+        figures = {f"val_{name}": values.mean().item() for name, values in calibrate(self.learner, validation).items()}
+        error = figures["val_mse"] if "val_mse" in figures else 100 - figures["val_accuracy"]
+        if error < self.best:
+            self.best, self.best_step = error, self.step
             self.run.save_model(self.learner.state_dict(), self._metadata())
         record = {"step": self.step, "seconds": round(self.seconds, 2), **_floats(terms), **figures}
         self.run.append_metrics(record)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,34 +31,70 @@ class Prediction:
     terms: dict[str, Tensor] = field(default_factory=dict)
 
 
+Statistics = Literal["running", "support", "episode"]
+
+
 class Learner(nn.Module, ABC):
     """A meta-learner: parameters shared by all tasks, and a way to solve a task in one forward pass.
 
-    ``transductive`` says whether a query's prediction may depend on the other queries. In training mode a learner
-    may carry state from batch to batch; in evaluation mode tasks are independent of each other.
+    In training mode a learner may carry state from batch to batch; in evaluation mode tasks are independent of each
+    other.
+
+    Attributes:
+        transductive: whether the method itself lets a query's prediction depend on the other queries.
+        embedding: turns inputs into features; called as ``embedding(x, own)``.
+        statistics: what the embedding normalises by at test time: "running" statistics, those of the task's "support",
+            or those of the whole "episode", which makes any learner transductive.
+        temperature: by which logits are divided at test time; fitted on validation classes.
     """
 
     transductive: ClassVar[bool] = False
+    embedding: nn.Module
+    temperature: Tensor
+
+    def __init__(self, embedding: nn.Module | None = None) -> None:
+        super().__init__()
+        self.embedding = nn.Identity() if embedding is None else embedding
+        self.statistics: Statistics = "running"
+        self.register_buffer("temperature", torch.ones(()))
+
+    def forward(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+        """Embed and solve the tasks; ``generator`` feeds whatever the learner draws at random while it trains."""
+        return self.solve(self.embedded(episodes), generator)
 
     @abstractmethod
-    def forward(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
-        """Solve the tasks; ``generator`` feeds whatever the learner draws at random while it trains."""
+    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+        """Solve tasks whose inputs are features."""
+
+    def embedded(self, episodes: Episodes) -> Episodes:
+        """The same tasks with features for inputs."""
+        if self.training or self.statistics == "running":
+            return episodes.embedded(self.embedding)
+        support = episodes.support_x.shape[1]
+        own = support if self.statistics == "support" else support + episodes.query_x.shape[1]
+        return episodes.embedded(lambda x: self.embedding(x, own))
 
     def initialise(self, episodes: Episodes) -> None:
         """Set scales from a first batch of training tasks, before the first step."""
 
     @torch.inference_mode()
-    def predict(self, episodes: Episodes) -> Prediction:
-        """Solve tasks as at test time: evaluation mode, no gradients, input checked for NaN."""
+    def predict(self, episodes: Episodes, *, embedded: bool = False) -> Prediction:
+        """Solve tasks as at test time: evaluation mode, no gradients, calibrated, input checked for NaN.
+
+        ``embedded`` says that the inputs are this learner's features already.
+        """
         episodes.check_finite()
         training = self.training
         self.eval()
         try:
-            return self(episodes)
+            prediction = self.solve(episodes.looked_up()) if embedded else self(episodes)
         finally:
             self.train(training)
+        if episodes.way is None:
+            return prediction
+        return replace(prediction, mean=(prediction.mean / self.temperature).log_softmax(-1))
 
     @property
     def protocol(self) -> str:
         """``inductive`` or ``transductive``: the label every result carries."""
-        return "transductive" if self.transductive else "inductive"
+        return "transductive" if self.transductive or self.statistics == "episode" else "inductive"

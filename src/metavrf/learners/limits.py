@@ -59,7 +59,7 @@ class AffineLimit(Learner):
         self.second = amplitude_square * (ab * b_weight) @ ab.mT  # [2, 2]
         self.frequency, self.weight = _quadrature(*family.parameters["frequency"], 32)
 
-    def forward(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
         """Gaussian process regression in double precision."""
         size = episodes.support_x.shape[1]
         x = torch.cat([episodes.support_x, episodes.query_x], dim=1).squeeze(-1).double()
@@ -96,7 +96,7 @@ class BayesLimit(Learner):
         self.amplitude, self.phase = family.parameters["amplitude"], family.parameters["phase"]
         self.frequency = torch.linspace(low, high, 1 if low == high else self.GRID, dtype=torch.double)
 
-    def forward(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
         """Posterior mean and deviation; needs two support points or more."""
         if episodes.support_x.shape[1] < 2:
             raise UserError("the Bayes limit needs at least 2 shots")

@@ -43,8 +43,7 @@ class KernelLearner(Learner):
         regression: bool,
         generator: torch.Generator,
     ) -> None:
-        super().__init__()
-        self.embedding = embedding
+        super().__init__(embedding)
         self.settings = settings
         self.features = features
         self.log_length = nn.Parameter(torch.zeros(()))
@@ -82,9 +81,9 @@ class KernelLearner(Learner):
             return Draws(fresh.epsilon.to(self.epsilon), None if fresh.phase is None else fresh.phase.to(self.epsilon))
         return stored
 
-    def embed(self, x: Tensor) -> Tensor:
+    def rescaled(self, episodes: Episodes) -> Episodes:
         """Features in units of the length scale, so that bases may start as N(0, I)."""
-        return self.embedding(x) * torch.exp(-self.log_length)
+        return episodes.embedded(lambda z: z * torch.exp(-self.log_length))
 
     @torch.no_grad()
     def initialise(self, episodes: Episodes) -> None:
@@ -94,13 +93,13 @@ class KernelLearner(Learner):
         would do, and the embedding would not learn the family's own.
         """
         distance = self.settings.distance or max(2.0, 0.4 * episodes.shot)
-        z = self.embedding(episodes.support_x)
+        z = self.embedding(episodes.support_x)  # in training mode, so normalised by this batch
         apart = torch.cdist(z, z).sum() / (z.shape[0] * z.shape[1] * max(1, z.shape[1] - 1))
         if apart > 0:
             self.log_length.copy_(torch.log(apart / distance))
 
-    def solve(self, episodes: Episodes, mean: Tensor, std: Tensor, generator: torch.Generator | None) -> Prediction:
-        """Steps 6 to 8 on embedded episodes: bases under N(mean, std²), kernel, ridge."""
+    def regress(self, episodes: Episodes, mean: Tensor, std: Tensor, generator: torch.Generator | None) -> Prediction:
+        """Steps 6 to 8 on rescaled features: bases under N(mean, std²), kernel, ridge."""
         z = torch.cat([episodes.support_x, episodes.query_x], dim=1)
         phi = fourier_features(z, mean, std, self.draws(generator))  # [L, T, S + Q, D]
         support, query = phi.split([episodes.support_x.shape[1], episodes.query_x.shape[1]], dim=2)
@@ -130,12 +129,12 @@ class MetaVRF(KernelLearner):
         self.posterior = GaussianMLP(self.context.size, features, features, standard_start=standard_start)
         self.prior = Prior(features)
 
-    def forward(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
-        """Solve the tasks; in training mode they are a sequence, in evaluation independent of each other."""
-        episodes = episodes.embedded(self.embed)  # 1
+    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+        """Solve embedded (1) tasks; in training mode they are a sequence, in evaluation independent of each other."""
+        episodes = self.rescaled(episodes)
         h = self.context(self.summary(episodes))  # 2, 3
         mean, log_variance = self.posterior(h)  # 4: q(ω|h)
-        prediction = self.solve(episodes, mean, torch.exp(0.5 * log_variance), generator)  # 6, 7, 8
+        prediction = self.regress(episodes, mean, torch.exp(0.5 * log_variance), generator)  # 6, 7, 8
         if prediction.loss is None:
             return prediction
         keys = episodes.prototypes(episodes.support_x)

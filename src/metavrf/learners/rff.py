@@ -16,8 +16,8 @@ from metavrf.learners.metavrf import KernelLearner
 class RFF(KernelLearner):
     """Ridge regression on standard random Fourier features of the embedding."""
 
-    def forward(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
         """Solve the tasks with the Gaussian kernel of unit bandwidth."""
-        episodes = episodes.embedded(self.embed)
+        episodes = self.rescaled(episodes)
         mean = episodes.support_x.new_zeros(episodes.tasks, self.features)
-        return self.solve(episodes, mean, torch.ones_like(mean), generator)
+        return self.regress(episodes, mean, torch.ones_like(mean), generator)

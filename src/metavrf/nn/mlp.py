@@ -21,6 +21,11 @@ class MLP(nn.Sequential):
         for fan_in, fan_out in pairwise(sizes):
             layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
         super().__init__(*layers)
+        self.features = sizes[-1]
+
+    def forward(self, x: Tensor, own: int | None = None) -> Tensor:
+        """Features ``[..., d]``; there are no statistics to take from a task's ``own`` samples."""
+        return super().forward(x)
 
 
 class GaussianMLP(nn.Module):

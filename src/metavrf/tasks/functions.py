@@ -87,6 +87,11 @@ def register_family(name: str) -> Callable[[Family], Family]:
     return register
 
 
+def is_family(name: str) -> bool:
+    """Whether a family of that name is registered."""
+    return name in _FAMILIES
+
+
 def family(name: str) -> FunctionFamily:
     """The registered family of that name."""
     if name not in _FAMILIES:

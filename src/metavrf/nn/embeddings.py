@@ -1,0 +1,191 @@
+"""Embeddings ψ of images: the paper's convolutional networks, and two residual ones.
+
+Images come as ``[T, N, channels, height, width]``, uint8 or float in 0..1, and leave as features ``[T, N, d]``. All
+keep channels last, which is what makes convolutions fast on a CPU.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from metavrf.config import EmbeddingSettings
+from metavrf.errors import UserError
+from metavrf.nn.mlp import MLP
+from metavrf.nn.normalisation import Normalisation, Own
+
+FUNCTION_SIZES = (1, 40, 40)  # Table fcn-reg
+
+
+class Embedding(nn.Module):
+    """A network on single images; ``features`` is the size d of what it returns."""
+
+    features: int
+
+    def forward(self, x: Tensor, own: int | None = None) -> Tensor:
+        """Features of ``x [T, N, ...]``.
+
+        ``own`` asks for normalisation by each task's first ``own`` samples, rather than by running statistics.
+        """
+        images = x.flatten(0, 1).to(memory_format=torch.channels_last)
+        if not images.is_floating_point():
+            images = images.float() / 255
+        layout = None if own is None else Own(x.shape[0], own)
+        return self.network(images, layout).unflatten(0, x.shape[:2])
+
+    @abstractmethod
+    def network(self, images: Tensor, own: Own | None) -> Tensor:
+        """Features ``[N, d]`` of float images ``[N, channels, height, width]``."""
+
+
+class ConvNet(Embedding):
+    """Blocks of 3x3 convolution, batch normalisation, 2x2 max-pooling, ReLU (Tables cnn-Omn, cnn-cifar, cnn-mini).
+
+    Pooling before the ReLU gives the same numbers as after it, on a quarter of the memory. ``ceil`` is SAME pooling.
+    """
+
+    def __init__(
+        self, inputs: Sequence[int], *, blocks: int, channels: int = 64, ceil: bool = True, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.ceil = ceil
+        self.dropout = dropout
+        planes = [inputs[0]] + [channels] * blocks
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in zip(planes, planes[1:], strict=False)
+        )
+        self.norms = nn.ModuleList(Normalisation(channels) for _ in range(blocks))
+        side = list(inputs[1:])
+        for _ in range(blocks):
+            side = [(length + 1) // 2 if ceil else length // 2 for length in side]
+        if min(side) < 1:
+            raise UserError(f"pictures of {inputs[1]} x {inputs[2]} pixels are too small for {blocks} blocks of pooling")
+        self.features = channels * side[0] * side[1]
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def network(self, images: Tensor, own: Own | None) -> Tensor:
+        """The blocks, then all that is left as one vector."""
+        x = images
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = F.relu(F.max_pool2d(norm(convolution(x), own), 2, ceil_mode=self.ceil))
+            if self.training and self.dropout:
+                x = F.dropout(x, self.dropout)
+        return x.flatten(1)
+
+
+class ResNet12(Embedding):
+    """Four residual blocks of three convolutions, 64 to 512 channels, average-pooled to 512 features (Lee et al. 2019)."""
+
+    def __init__(self, inputs: Sequence[int], *, widths: Sequence[int] = (64, 128, 256, 512), dropout: float = 0.0) -> None:
+        super().__init__()
+        planes = [inputs[0], *widths]
+        self.blocks = nn.ModuleList(_ResNet12Block(a, b, dropout) for a, b in zip(planes, planes[1:], strict=False))
+        self.features = widths[-1]
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def network(self, images: Tensor, own: Own | None) -> Tensor:
+        """The blocks, then the mean over positions."""
+        x = images
+        for block in self.blocks:
+            x = block(x, own)
+        return x.mean((2, 3))
+
+
+class _ResNet12Block(nn.Module):
+    def __init__(self, inputs: int, outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+        planes = [inputs, outputs, outputs, outputs]
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in zip(planes, planes[1:], strict=False)
+        )
+        self.norms = nn.ModuleList(Normalisation(outputs) for _ in range(3))
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, bias=False)
+        self.shortcut_norm = Normalisation(outputs)
+
+    def forward(self, x: Tensor, own: Own | None) -> Tensor:
+        residual = self.shortcut_norm(self.shortcut(x), own)
+        for layer, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
+            x = norm(convolution(x), own)
+            if layer < 2:
+                x = F.leaky_relu(x, 0.1)
+        x = F.max_pool2d(F.leaky_relu(x + residual, 0.1), 2, ceil_mode=True)
+        return F.dropout(x, self.dropout) if self.training and self.dropout else x
+
+
+class WideResNet(Embedding):
+    """WRN-28-10 (Zagoruyko & Komodakis 2016): three groups of four blocks, average-pooled to 640 features."""
+
+    def __init__(self, inputs: Sequence[int], *, depth: int = 28, widen: int = 10, dropout: float = 0.0) -> None:
+        super().__init__()
+        widths = [16, 16 * widen, 32 * widen, 64 * widen]
+        self.first = nn.Conv2d(inputs[0], widths[0], 3, padding=1, bias=False)
+        blocks = [
+            _WideBlock(widths[group] if block == 0 else widths[group + 1], widths[group + 1], stride, dropout)
+            for group in range(3)
+            for block in range((depth - 4) // 6)
+            for stride in [2 if group and block == 0 else 1]
+        ]
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = Normalisation(widths[-1])
+        self.features = widths[-1]
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def network(self, images: Tensor, own: Own | None) -> Tensor:
+        """The groups, then the mean over positions."""
+        x = self.first(images)
+        for block in self.blocks:
+            x = block(x, own)
+        return F.relu(self.norm(x, own)).mean((2, 3))
+
+
+class _WideBlock(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.norms = nn.ModuleList([Normalisation(inputs), Normalisation(outputs)])
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        same = inputs == outputs and stride == 1
+        self.shortcut = None if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, x: Tensor, own: Own | None) -> Tensor:
+        y = F.relu(self.norms[0](x, own))
+        residual = x if self.shortcut is None else self.shortcut(y)
+        y = F.relu(self.norms[1](self.first(y), own))
+        if self.training and self.dropout:
+            y = F.dropout(y, self.dropout)
+        return residual + self.second(y)
+
+
+class Ready(nn.Module):
+    """Features that are ready already: passed on as they are."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, x: Tensor, own: int | None = None) -> Tensor:
+        """``x`` itself."""
+        return x
+
+
+def make_embedding(inputs: Sequence[int], settings: EmbeddingSettings, *, regression: bool) -> Embedding | MLP | Ready:
+    """The embedding for samples of the shape ``inputs``: a number, an image or a feature vector."""
+    if regression:
+        return MLP(FUNCTION_SIZES)
+    if len(inputs) == 1:
+        return Ready(inputs[0])
+    match settings.embedding:
+        case "conv4":
+            return ConvNet(inputs, blocks=4, channels=settings.channels, dropout=settings.dropout)
+        case "conv5":
+            return ConvNet(inputs, blocks=5, channels=settings.channels, ceil=False, dropout=settings.dropout)
+        case "resnet12":
+            return ResNet12(inputs, dropout=settings.dropout)
+        case _:
+            return WideResNet(inputs, dropout=settings.dropout)

@@ -1,0 +1,194 @@
+"""The named image data sets: files, preprocessing, splits, licence and citation."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files as package_files
+from pathlib import Path
+
+import torch
+
+from metavrf.errors import UserError
+from metavrf.tasks.bank import Bank
+from metavrf.tasks.images import ParquetSource, Preprocessing, cache_folder, read_bank
+from metavrf.tasks.splits import Split, divide
+
+Divide = Callable[[Bank, int], Split]
+
+
+@dataclass(frozen=True)
+class NamedSet:
+    """A data set known by name."""
+
+    name: str
+    files: tuple[str, ...]
+    preprocessing: Preprocessing
+    splits: Mapping[str, Divide]
+    """How its classes can be split, the default first."""
+    size: str
+    licence: str
+    citation: str
+    archive: str | None = None
+    """What :mod:`metavrf.tasks.download` fetches it by; None if its licence forbids passing it on."""
+
+    def locate(self, data: str) -> dict[str, Path | None]:
+        """Where each file is: in ``data``, METAVRF_DATA or the cache, in this order."""
+        named = [data, os.environ.get("METAVRF_DATA", "")]
+        folders = [Path(folder) for folder in named if folder] + [cache_folder() / "data"]
+        return {
+            file: next((folder / file for folder in folders if (folder / file).is_file()), None) for file in self.files
+        }
+
+    def find(self, data: str, *, quiet: bool = False) -> list[Path]:
+        """Its files, fetched into the cache where they are missing."""
+        found = self.locate(data)
+        if all(found.values()):
+            return [path for path in found.values() if path]
+        missing = [file for file, path in found.items() if path is None]
+        where = cache_folder() / "data"
+        advice = f"put {', '.join(missing)} into {where}, or name the folder that holds them with --data or METAVRF_DATA"
+        if data and not Path(data).is_dir():
+            raise UserError(f"the data folder {data} does not exist")
+        if self.archive is None:
+            raise UserError(f"{self.name} cannot be downloaded freely ({self.licence}): {advice}")
+        from metavrf.tasks.download import DOWNLOADS
+
+        try:
+            DOWNLOADS[self.archive](where, quiet=quiet)
+        except UserError as error:
+            raise UserError(f"{error}; or {advice}") from error
+        return [path or where / file for file, path in found.items()]
+
+    def read(self, data: str, *, quiet: bool = False) -> tuple[Bank, str]:
+        """All its classes, and the SHA-256 of what was read."""
+        return read_bank(ParquetSource(self.find(data, quiet=quiet)), self.preprocessing, cache_folder(), quiet=quiet)
+
+
+def _alphabets(bank: Bank) -> Bank:
+    """Group characters by alphabet and rotation, for tasks within one alphabet."""
+    from dataclasses import replace
+
+    keys = [(name.split("/")[0], name.partition("@")[2]) for name in bank.names]
+    number = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    return replace(bank, groups=torch.tensor([number[key] for key in keys]))
+
+
+@dataclass(frozen=True)
+class Omniglot(NamedSet):
+    """Omniglot has alphabets."""
+
+    def read(self, data: str, *, quiet: bool = False) -> tuple[Bank, str]:
+        """All characters and rotations, grouped by alphabet."""
+        bank, key = super().read(data, quiet=quiet)
+        return _alphabets(bank), key
+
+
+def _listed(file: str) -> dict[str, dict[str, list[str]]]:
+    lists: dict[str, dict[str, list[str]]] = json.loads(package_files("metavrf.tasks.splits").joinpath(file).read_text())
+    return lists
+
+
+def _vinyals(bank: Bank, seed: int) -> Split:
+    """1028 / 172 / 423 characters: what published figures use."""
+    lists = json.loads(package_files("metavrf.tasks.splits").joinpath("omniglot-vinyals.json").read_text())
+    return _with_rotations(
+        {
+            part: [
+                f"{alphabet}/character{number:02d}"
+                for alphabet, ranges in lists[part].items()
+                for first, last in ranges
+                for number in range(first, last + 1)
+            ]
+            for part in ("train", "val", "test")
+        }
+    )
+
+
+def _lake(bank: Bank, seed: int) -> Split:
+    """The 30 background alphabets, the last 5 of them for validation, and the 20 evaluation alphabets."""
+    characters = [name for name in bank.names if "@" not in name]
+    background, evaluation = characters[:964], characters[964:]
+    alphabets = list(dict.fromkeys(name.split("/")[0] for name in background))
+    held_out = set(alphabets[-5:])
+    return _with_rotations(
+        {
+            "train": [name for name in background if name.split("/")[0] not in held_out],
+            "val": [name for name in background if name.split("/")[0] in held_out],
+            "test": evaluation,
+        }
+    )
+
+
+def _random_characters(bank: Bank, seed: int) -> Split:
+    """1100 / 100 / 423 characters by seed (the paper's, mended)."""
+    return _with_rotations(divide([name for name in bank.names if "@" not in name], (1100, 100, 423), seed))
+
+
+def _with_rotations(split: Split) -> Split:
+    return {
+        part: [name + turn for turn in ("", "@90", "@180", "@270") for name in names] for part, names in split.items()
+    }
+
+
+def _cifar(name: str) -> Divide:
+    def listed(bank: Bank, seed: int) -> Split:
+        return _listed("cifar100.json")[name]
+
+    return listed
+
+
+def _ravi(bank: Bank, seed: int) -> Split:
+    """64 / 16 / 20: the three files, in this order."""
+    return {"train": list(bank.names[:64]), "val": list(bank.names[64:80]), "test": list(bank.names[80:])}
+
+
+_CIFAR_FILES = ("cifar100-train.parquet", "cifar100-test.parquet")
+_CIFAR_LICENCE = "free for research; cite Krizhevsky 2009"
+
+NAMED_SETS: dict[str, NamedSet] = {
+    named.name: named
+    for named in (
+        Omniglot(
+            "omniglot",
+            ("omniglot-background.parquet", "omniglot-evaluation.parquet"),
+            Preprocessing(28, channels=1, invert=True, rotations=True),
+            {"vinyals": _vinyals, "random": _random_characters, "lake": _lake},
+            "1,623 characters x 20 drawers, x 4 rotations",
+            "MIT",
+            "Lake, Salakhutdinov, Tenenbaum: Human-level concept learning, Science 2015",
+            archive="omniglot",
+        ),
+        NamedSet(
+            "cifar-fs",
+            _CIFAR_FILES,
+            Preprocessing(32),
+            {"bertinetto": _cifar("cifar-fs")},
+            "100 classes x 600 images",
+            _CIFAR_LICENCE,
+            "Bertinetto et al.: Meta-learning with differentiable closed-form solvers, ICLR 2019",
+            archive="cifar100",
+        ),
+        NamedSet(
+            "fc100",
+            _CIFAR_FILES,
+            Preprocessing(32),
+            {"oreshkin": _cifar("fc100")},
+            "100 classes x 600 images",
+            _CIFAR_LICENCE,
+            "Oreshkin, Rodriguez, Lacoste: TADAM, NeurIPS 2018",
+            archive="cifar100",
+        ),
+        NamedSet(
+            "mini-imagenet",
+            tuple(f"miniimagenet-{part}.parquet" for part in ("train", "val", "test")),
+            Preprocessing(84),
+            {"ravi": _ravi},
+            "100 classes x 600 images, or a part of them",
+            "ImageNet's terms: non-commercial research and education",
+            "Vinyals et al.: Matching networks, NeurIPS 2016; Ravi & Larochelle, ICLR 2017",
+        ),
+    )
+}

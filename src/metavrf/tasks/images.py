@@ -1,0 +1,270 @@
+"""Reading pictures: Parquet files and folders of class folders, decoded once in parallel and cached on disk.
+
+A cached bank is one safetensors file, named by a hash of its source and preprocessing, and is memory-mapped: a second
+start reads nothing that is not used. It is written beside itself and renamed, and one that is damaged is made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from metavrf.errors import UserError
+from metavrf.run import read_tensors, write_tensors
+from metavrf.tasks.bank import Bank
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FORMAT = 1  # of the cache; a change makes old files unused
+MOST_PIXELS = 50_000_000  # of a picture before it is resized: more is a mistake or an attack
+ENDINGS = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What becomes of a picture: its size, its channels, and whether ink is bright."""
+
+    size: int
+    channels: int = 3
+    invert: bool = False
+    rotations: bool = False
+    """Rotations by 90° as classes of their own."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height, width."""
+        return (self.channels, self.size, self.size)
+
+    def decode(self, source: bytes | Path, name: str) -> np.ndarray[Any, Any]:
+        """One picture as uint8 ``[channels, size, size]``; ``name`` names it in errors."""
+        from PIL import Image, ImageOps, UnidentifiedImageError
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of odd metadata; too large pictures are refused below
+                with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as picture:
+                    if picture.width * picture.height > MOST_PIXELS:
+                        raise UserError(
+                            f"{name} has {picture.width} x {picture.height} pixels, more than {MOST_PIXELS:,}: "
+                            "make it smaller or remove it"
+                        )
+                    picture.draft("RGB" if self.channels == 3 else "L", (self.size, self.size))
+                    upright = ImageOps.exif_transpose(picture)
+                    pixels = np.asarray(_resize(_flatten(upright, self.channels), self.size))
+        except UserError:
+            raise
+        except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError, EOFError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise UserError(f"{name} is not a picture that can be read ({reason}): mend or remove it") from error
+        pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        return 255 - pixels if self.invert else pixels
+
+
+def _flatten(picture: Image.Image, channels: int) -> Image.Image:
+    """8 bits a channel, grey or RGB; what is transparent becomes white."""
+    from PIL import Image
+
+    if picture.mode.startswith(("I", "F")):  # 16 or 32 bits
+        values = np.asarray(picture, dtype=np.float64)
+        top = 65535.0 if picture.mode.startswith("I") and values.max(initial=0) > 255 else 255.0
+        picture = Image.fromarray(np.clip(values * (255 / top), 0, 255).round().astype(np.uint8))
+    if picture.has_transparency_data:
+        picture = picture.convert("RGBA")
+        page = Image.new("RGBA", picture.size, "white")
+        picture = Image.alpha_composite(page, picture)
+    return picture.convert("L" if channels == 1 else "RGB")
+
+
+def _resize(picture: Image.Image, size: int) -> Image.Image:
+    """Cut to the square in the middle, then resize with a filter that does not alias."""
+    from PIL import Image, ImageOps
+
+    if picture.size == (size, size):
+        return picture
+    return ImageOps.fit(picture, (size, size), Image.Resampling.LANCZOS)
+
+
+class Source:
+    """Encoded pictures with class numbers, before they are decoded."""
+
+    names: list[str]
+    labels: list[int]
+
+    def digest(self) -> str:
+        """SHA-256 of what is there."""
+        raise NotImplementedError
+
+    def pictures(self) -> Iterator[tuple[bytes | Path, str]]:
+        """Each picture, and its name for errors."""
+        raise NotImplementedError
+
+
+class ParquetSource(Source):
+    """Parquet files in the layout of the Hugging Face hub: ``image.bytes``, ``label``, names in the schema."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = [Path(file) for file in files]
+        self._digest = hashlib.sha256()
+        for file in self.files:
+            if not file.is_file():
+                raise UserError(f"{file} does not exist")
+            with file.open("rb") as opened:
+                self._digest.update(hashlib.file_digest(opened, "sha256").digest())
+
+    def digest(self) -> str:
+        """SHA-256 of the files."""
+        return self._digest.hexdigest()
+
+    def pictures(self) -> Iterator[tuple[bytes | Path, str]]:
+        """The rows of all files. Also sets ``labels`` and ``names``: classes of equal name are one class."""
+        import pyarrow
+        import pyarrow.parquet
+
+        self.names, self.labels = [], []
+        for file in self.files:
+            try:
+                table = pyarrow.parquet.read_table(file)
+            except (pyarrow.ArrowException, OSError) as error:
+                raise UserError(f"{file} is not a Parquet file that can be read ({error})") from error
+            for column in ("image", "label"):
+                if column not in table.column_names:
+                    raise UserError(f"{file} has no column {column!r}: it has {', '.join(table.column_names)}")
+            kind = table.schema.field("image").type
+            if not pyarrow.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
+                raise UserError(f"the column 'image' of {file} is {kind}: it must be a struct with the field 'bytes'")
+            label = table["label"].combine_chunks()
+            if not pyarrow.types.is_integer(label.type) or label.null_count:
+                raise UserError(f"the column 'label' of {file} must hold whole numbers, and no empty rows")
+            labels = label.to_pylist()
+            names = _class_names(table.schema.metadata, labels, file)
+            known = {name: index for index, name in enumerate(self.names)}
+            for name in names:
+                known.setdefault(name, len(known))
+            self.names = list(known)
+            self.labels += [known[names[number]] for number in labels]
+            for row, entry in enumerate(table["image"]):
+                data = entry["bytes"].as_py() if entry.is_valid else None
+                if data is None:
+                    raise UserError(f"row {row} of {file} has no image")
+                yield data, f"row {row} of {file}"
+
+
+def _class_names(metadata: dict[bytes, bytes] | None, labels: list[int], file: Path) -> list[str]:
+    """Names from the ``huggingface`` metadata, or the numbers themselves."""
+    if labels and min(labels) < 0:
+        raise UserError(f"the column 'label' of {file} holds the negative number {min(labels)}")
+    try:
+        info = json.loads((metadata or {})[b"huggingface"])
+        names = [str(name) for name in info["info"]["features"]["label"]["names"]]
+    except (KeyError, TypeError, ValueError):
+        names = [str(number) for number in range(max(labels, default=-1) + 1)]
+    if labels and max(labels) >= len(names):
+        raise UserError(f"the column 'label' of {file} holds {max(labels)}, but there are {len(names)} class names")
+    return names
+
+
+class FolderSource(Source):
+    """A folder with one sub-folder of pictures a class; other files are left out, with their number told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        classes = sorted(entry for entry in self.folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        if len(classes) < 2:
+            raise UserError(
+                f"{folder} has {len(classes)} sub-folders with pictures: it must have one for each class, two or more"
+            )
+        self.names = [entry.name for entry in classes]
+        self.files: list[Path] = []
+        self.labels = []
+        for number, entry in enumerate(classes):
+            found = sorted(file for file in entry.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
+            if not found:
+                raise UserError(f"the class folder {entry} holds no pictures: add some, or remove it")
+            self.files += found
+            self.labels += [number] * len(found)
+
+    def digest(self) -> str:
+        """SHA-256 of names, sizes and times of change."""
+        digest = hashlib.sha256()
+        for file in self.files:
+            stat = file.stat()
+            digest.update(f"{file.relative_to(self.folder)}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+        return digest.hexdigest()
+
+    def pictures(self) -> Iterator[tuple[bytes | Path, str]]:
+        """The files, class by class."""
+        return ((file, str(file)) for file in self.files)
+
+
+def read_bank(source: Source, how: Preprocessing, cache: Path, *, quiet: bool = False) -> tuple[Bank, str]:
+    """The bank of a source, and the SHA-256 of source and preprocessing; decoded only if the cache has it not."""
+    key = hashlib.sha256(f"{FORMAT} {source.digest()} {asdict(how)}".encode()).hexdigest()
+    file = cache / "banks" / f"{key[:32]}.safetensors"
+    if file.exists():
+        try:
+            tensors, metadata = read_tensors(file)
+            bank = Bank(tensors["inputs"], tensors["starts"], tensors["counts"], metadata["names"])
+            if bank.inputs.shape[1:] == how.shape and len(bank.names) == len(bank.starts) == len(bank.counts):
+                return bank, key
+        except (UserError, KeyError):
+            pass  # damaged: made anew below
+    bank = _decode(source, how, quiet=quiet)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(
+            file,
+            {"inputs": bank.inputs, "starts": bank.starts, "counts": bank.counts},
+            {"names": list(bank.names)},
+        )
+    except (OSError, UserError) as error:  # a full or read-only disk is no reason to stop: the pictures are here
+        warnings.warn(f"the decoded pictures are not cached ({error})", stacklevel=2)
+    return bank, key
+
+
+def _decode(source: Source, how: Preprocessing, *, quiet: bool) -> Bank:
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    hidden = quiet or not console.is_terminal
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool, closing(source.pictures()) as pictures:  # type: ignore[type-var]
+        decoded = pool.map(lambda item: how.decode(*item), pictures)
+        images = list(track(decoded, "decoding pictures", console=console, disable=hidden, transient=True))
+    if not images:
+        raise UserError("there is not a single picture in the data")
+    bank = Bank.of_labels(torch.from_numpy(np.stack(images)), torch.tensor(source.labels), source.names)
+    return rotated(bank) if how.rotations else bank
+
+
+def rotated(bank: Bank) -> Bank:
+    """The bank with rotations by 0°, 90°, 180°, 270° as classes of their own: ``name@90``."""
+    turns = range(4)
+    size = len(bank.inputs)
+    return Bank(
+        torch.cat([torch.rot90(bank.inputs, turn, (2, 3)) for turn in turns]),
+        torch.cat([bank.starts + turn * size for turn in turns]),
+        bank.counts.repeat(4),
+        [name if turn == 0 else f"{name}@{90 * turn}" for turn in turns for name in bank.names],
+    )
+
+
+def cache_folder() -> Path:
+    """Where decoded pictures and downloads are kept: METAVRF_CACHE, or metavrf in the user's cache folder."""
+    named = os.environ.get("METAVRF_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME")
+    return Path(named) if named else (Path(base) if base else Path.home() / ".cache") / "metavrf"
+
+

@@ -1,0 +1,226 @@
+"""Where a run's tasks come from: a family of functions, or the classes of an image data set. One interface."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from metavrf.config import DataSettings, EpisodeSettings
+from metavrf.episodes import Episodes
+from metavrf.errors import UserError
+from metavrf.run import read_tensors
+from metavrf.tasks.augment import crop_and_flip
+from metavrf.tasks.bank import Bank
+from metavrf.tasks.datasets import NAMED_SETS
+from metavrf.tasks.functions import family, is_family
+from metavrf.tasks.images import FolderSource, ParquetSource, Preprocessing, cache_folder, read_bank
+from metavrf.tasks.splits import PARTS, Split, divide
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a model must know of its tasks, and a result must say of them; kept with the run as data.json."""
+
+    inputs: tuple[int, ...] = (1,)
+    """Shape of a sample."""
+    targets: int | None = 1
+    """Real outputs of regression, or None for classes."""
+    split: str = ""
+    sha256: str = ""
+    """Of the data and its preprocessing."""
+    pretraining: str = ""
+    """What the features were pre-trained on, if they were."""
+    classes: Mapping[str, list[str]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Description:
+        """What :meth:`to_dict` gave."""
+        return cls(**{**values, "inputs": tuple(values["inputs"])})
+
+
+class Tasks(ABC):
+    """A source of training tasks and of held-out ones."""
+
+    description: Description
+
+    @abstractmethod
+    def training(self, shape: EpisodeSettings, generator: torch.Generator) -> Episodes:
+        """The tasks of a training step."""
+
+    @abstractmethod
+    def held_out(
+        self,
+        part: str,
+        tasks: int,
+        shape: EpisodeSettings,
+        generator: torch.Generator,
+        *,
+        within_group: bool = False,
+    ) -> Episodes:
+        """Tasks to validate or test on: ``part`` is "val" or "test", ``shape`` gives way, shot and query."""
+
+
+class FunctionTasks(Tasks):
+    """Regression tasks of a family of functions."""
+
+    def __init__(self, name: str) -> None:
+        self.family = family(name)
+        self.description = Description()
+
+    def training(self, shape: EpisodeSettings, generator: torch.Generator) -> Episodes:
+        """Points drawn at random."""
+        return self.family.sample(shape.batch, shape.shot, shape.query, generator)
+
+    def held_out(
+        self,
+        part: str,
+        tasks: int,
+        shape: EpisodeSettings,
+        generator: torch.Generator,
+        *,
+        within_group: bool = False,
+    ) -> Episodes:
+        """Queries on an even grid."""
+        if within_group:
+            raise UserError("--within-alphabet is for omniglot")
+        return self.family.sample_grid(tasks, shape.shot, generator)
+
+
+class ClassTasks(Tasks):
+    """Classification tasks on a bank of images or features whose classes are split in three."""
+
+    def __init__(self, bank: Bank, split: Split, description: Description, *, augment: bool = False) -> None:
+        self.banks = {part: bank.select(split[part], f"the {description.split} split") for part in PARTS}
+        self.description = description
+        self.augment = augment
+
+    def training(self, shape: EpisodeSettings, generator: torch.Generator) -> Episodes:
+        """Tasks on the training classes, augmented where asked for."""
+        way, shot = shape.train_way or shape.way, shape.train_shot or shape.shot
+        way = min(way, len(self.banks["train"].names)) if shape.train_way else way
+        episodes = self.banks["train"].sample(shape.batch, way, shot, shape.query, generator)
+        if not self.augment:
+            return episodes.looked_up()
+        return episodes.embedded(lambda images: crop_and_flip(images, generator))
+
+    def held_out(
+        self,
+        part: str,
+        tasks: int,
+        shape: EpisodeSettings,
+        generator: torch.Generator,
+        *,
+        within_group: bool = False,
+    ) -> Episodes:
+        """Tasks on the classes of ``part``, as row numbers of the bank."""
+        query = shape.test_query
+        return self.banks[part].sample(tasks, shape.way, shape.shot, query, generator, within_group=within_group)
+
+
+def open_tasks(task: str, settings: DataSettings, *, quiet: bool = False) -> Tasks:
+    """The tasks of that name: a family of functions, a named data set, a Parquet file, a folder, a feature file."""
+    if is_family(task):
+        return FunctionTasks(task)
+    if task in NAMED_SETS:
+        return _named(task, settings, quiet=quiet)
+    path = Path(task)
+    if path.suffix == ".safetensors" and path.is_file():
+        return _features(path)
+    if path.exists():
+        return _own(path, settings, quiet=quiet)
+    family(task)  # says which names there are
+    raise AssertionError
+
+
+def _named(task: str, settings: DataSettings, *, quiet: bool) -> ClassTasks:
+    named = NAMED_SETS[task]
+    split_name = settings.split or next(iter(named.splits))
+    if split_name not in named.splits:
+        raise UserError(f"split {split_name!r} is unknown for {task}: choose from {', '.join(named.splits)}")
+    bank, key = named.read(settings.data, quiet=quiet)
+    split = named.splits[split_name](bank, settings.split_seed)
+    description = Description(named.preprocessing.shape, None, split_name, key, "", split)
+    return ClassTasks(bank, split, description, augment=settings.augment)
+
+
+def _own(path: Path, settings: DataSettings, *, quiet: bool) -> ClassTasks:
+    """Pictures of one's own: a Parquet file, a folder of class folders, or either in parts train, val, test."""
+    how = Preprocessing(settings.image_size, 1 if settings.grey else 3)
+    parts = _parts(path)
+    banks = {
+        part: read_bank(
+            ParquetSource(files) if files[0].is_file() else FolderSource(files[0]), how, cache_folder(), quiet=quiet
+        )
+        for part, files in parts.items()
+    }
+    if set(banks) == set(PARTS):
+        bank, split = _joined({part: bank for part, (bank, _) in banks.items()})
+        name = "given"
+    else:
+        bank = banks["all"][0]
+        split = _random_split(bank, settings.split_seed, str(path))
+        name = f"random, seed {settings.split_seed}"
+    key = "-".join(key for _, key in banks.values())
+    return ClassTasks(bank, split, Description(how.shape, None, name, key, "", split), augment=settings.augment)
+
+
+def _parts(path: Path) -> dict[str, list[Path]]:
+    """The files or folders of each part, or of "all" where the data is not in parts."""
+    if path.is_file():
+        return {"all": [path]}
+    entries = [entry for entry in sorted(path.iterdir()) if not entry.name.startswith(".")]
+    tables = [entry for entry in entries if entry.suffix == ".parquet"]
+    if tables:
+        parts = {part: [t for t in tables if part in t.stem] for part in PARTS}
+        return parts if all(parts.values()) else {"all": tables}
+    folders = {entry.name: entry for entry in entries if entry.is_dir()}
+    aliases = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+    found = {part: [folders[n] for n in names if n in folders] for part, names in aliases.items()}
+    return found if all(found.values()) and len(folders) == 3 else {"all": [path]}
+
+
+def _joined(banks: Mapping[str, Bank]) -> tuple[Bank, Split]:
+    """One bank of the three parts, whose classes must differ."""
+    split = {part: list(bank.names) for part, bank in banks.items()}
+    names = [name for part in PARTS for name in split[part]]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"the class {twice!r} is in more than one of train, val and test: few-shot tests need new classes")
+    offsets = torch.tensor([0, *(len(banks[part].inputs) for part in PARTS)]).cumsum(0)
+    starts = torch.cat([banks[part].starts + offset for part, offset in zip(PARTS, offsets, strict=False)])
+    counts = torch.cat([banks[part].counts for part in PARTS])
+    return Bank(torch.cat([banks[part].inputs for part in PARTS]), starts, counts, names), split
+
+
+def _random_split(bank: Bank, seed: int, where: str) -> Split:
+    """60 / 20 / 20 of the classes, at least two in each part."""
+    classes = len(bank.names)
+    held = max(2, round(0.2 * classes))
+    if classes < 3 * 2:
+        raise UserError(
+            f"{where} has {classes} classes: training needs at least 6, two each to train, validate and test on"
+        )
+    return divide(bank.names, (classes - 2 * held, held, held), seed)
+
+
+def _features(path: Path) -> ClassTasks:
+    """A feature file that ``metavrf embed`` wrote."""
+    tensors, metadata = read_tensors(path)
+    try:
+        bank = Bank(tensors["inputs"], tensors["starts"], tensors["counts"], metadata["names"], tensors.get("groups"))
+        description = Description.from_dict(metadata["description"])
+        split = {part: list(description.classes[part]) for part in PARTS}
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is not a feature file: make it with 'metavrf embed'") from error
+    if bank.inputs.ndim != 2 or not torch.isfinite(bank.inputs).all():
+        raise UserError(f"{path} is damaged: its features are not a finite matrix")
+    return ClassTasks(bank, split, description)
