@@ -26,6 +26,7 @@ from metavrf.nn.inference import gaussian_kl
 from metavrf.provenance import provenance
 from metavrf.randomness import stream
 from metavrf.run import Run, write_json
+from metavrf.tasks.source import open_tasks
 from metavrf.training import Trainer, make_fabric
 
 
@@ -39,7 +40,7 @@ def parts(trainer: Trainer) -> dict[str, Callable[[], object]]:
     learner = trainer.learner
     assert isinstance(learner, MetaVRF)
     episodes = trainer.tasks_of(0)
-    features = episodes.embedded(learner.embed)
+    features = episodes.embedded(learner.embedding).embedded(learner.rescale)
     features.support_x, features.query_x = (x.detach().requires_grad_() for x in (features.support_x, features.query_x))
     z = torch.cat([features.support_x, features.query_x], dim=1).detach().requires_grad_()
     mean, log_variance = (
@@ -62,7 +63,7 @@ def parts(trainer: Trainer) -> dict[str, Callable[[], object]]:
     return {
         "whole step": trainer.train_step,
         "tasks": lambda: trainer.tasks_of(1),
-        "embedding": lambda: backward(learner.embed(episodes.query_x)),
+        "embedding": lambda: backward(learner.rescale(learner.embedding(episodes.query_x))),
         "context and posterior": lambda: backward(*learner.posterior(learner.context(learner.summary(features)))),
         "drawing bases": lambda: learner.draws(stream(0, "draws", 1)),
         "random features": lambda: backward(fourier_features(z, mean, std, draws)),
@@ -93,7 +94,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     config = preset("sine").with_options(context=options.context, shot=options.shot)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(config, Run(Path(folder) / "run"), make_fabric(config.training), [], quiet=True)
+        trainer = Trainer(
+            config,
+            Run(Path(folder) / "run"),
+            make_fabric(config.training),
+            open_tasks("sine", config.data),
+            [],
+            quiet=True,
+        )
         for _ in range(20):
             trainer.train_step()
         pieces = parts(trainer)

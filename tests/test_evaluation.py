@@ -37,7 +37,7 @@ class Fixed(Learner):
         super().__init__()
         self.mean, self.std = mean, std
 
-    def forward(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
         mean = torch.full_like(episodes.query_x, self.mean)
         std = None if self.std is None else torch.full_like(mean, self.std)
         return Prediction(mean, mean.unsqueeze(0), std)

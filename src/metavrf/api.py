@@ -161,6 +161,13 @@ def _statistics(protocol: str, statistics: str | None) -> Statistics:
     )
 
 
+def figure_tasks(config: Config, result: Evaluation) -> Episodes:
+    """A few tasks to draw that no table is made of: three functions, or one task of validation classes."""
+    shape = replace(config.episode, shot=result.shot, way=result.way or config.episode.way)
+    source = open_tasks(config.task, config.data)
+    return source.held_out("val", 3 if result.way is None else 1, shape, stream(3, "figure"))
+
+
 def limits(task: str, *, shot: int, tasks: int = TEST_TASKS, seed: int = TEST_SEED) -> dict[str, Evaluation]:
     """What no learner can beat on the same test tasks, by name; empty where it is not known."""
     episodes = test_tasks(Config(task), tasks, shot, seed)
@@ -185,11 +192,13 @@ def compare(
     seed: int = TEST_SEED,
     floor: bool = True,
     way: int | None = None,
+    protocols: Sequence[str] = ("inductive",),
     **options: Any,
 ) -> list[Row]:
     """Test runs on the same tasks; each row has its paired difference to the first run.
 
-    ``floor`` adds the limits that no learner can beat, where they are known. ``options`` are as for :func:`evaluate`.
+    ``floor`` adds the limits that no learner can beat, where they are known. Each run is tested under each of the
+    ``protocols``. ``options`` are as for :func:`evaluate`.
     """
     if not runs:
         raise UserError("give at least one run to compare")
@@ -200,7 +209,11 @@ def compare(
         raise UserError("these runs were trained for different shots: say at which to compare them with --shot")
     shot = configs[0].episode.shot if shot is None else shot
     way = configs[0].episode.way if way is None else way
-    evaluations = [(str(run), evaluate(run, tasks=tasks, shot=shot, way=way, seed=seed, **options)) for run in runs]
+    evaluations = [
+        (str(run), evaluate(run, tasks=tasks, shot=shot, way=way, seed=seed, protocol=protocol, **options))
+        for protocol in protocols
+        for run in runs
+    ]
     if floor and is_family(configs[0].task):
         evaluations += limits(configs[0].task, shot=shot, tasks=tasks or TEST_TASKS, seed=seed).items()
     differences = paired_differences([evaluation for _, evaluation in evaluations])

@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
 
-from metavrf.config import LEARNERS, PRESETS, TEST_SEED, TEST_TASKS, Config, preset
+from metavrf.config import LEARNERS, PRESETS, TEST_SEED, Config, DataSettings, preset
 from metavrf.errors import UserError
 from metavrf.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from metavrf.api import Row
+    from metavrf.evaluation import Evaluation
 
 TABLE_WIDTH = 110  # of a table that goes to a file or pipe
 
 
 @dataclass
 class Train:
-    """Train a learner on tasks: metavrf train sine --shot 5 --context bilstm --out RUN."""
+    """Train a learner on tasks: metavrf train omniglot --way 5 --shot 1 --context bilstm --out RUN."""
 
     config: OmitArgPrefixes[Config]
     out: Path
@@ -61,12 +62,24 @@ class Train:
 class TestOptions:
     """What evaluate and compare have in common."""
 
-    tasks: int = TEST_TASKS
-    """Number of test tasks."""
+    tasks: Annotated[int | None, arg(aliases=["--episodes"])] = None
+    """Number of test tasks (episodes); 4,000 of functions, 3,000 of classes."""
+    way: int | None = None
+    """Classes a task, if other than in training."""
     shot: int | None = None
-    """Support samples a task, if other than in training; needed to compare runs trained for different ones."""
+    """Support samples, if other than in training; needed to compare runs trained for different ones."""
+    query: int | None = None
+    """Query samples a class; 15, unless the run says otherwise."""
     seed: int = TEST_SEED
     """Seed of the test tasks."""
+    protocol: Literal["inductive", "transductive", "both"] = "inductive"
+    """May predictions use the other queries (normalise by the whole episode)? 'both' shows both."""
+    statistics: Literal["running", "support"] | None = None
+    """What the inductive protocol normalises by: running statistics (the default), or the support's own."""
+    within_alphabet: bool = False
+    """Draw all classes of an omniglot task from one alphabet: much harder."""
+    data: str | None = None
+    """Folder of the named data sets, if other than in training."""
     plot: Path | None = None
     """Draw a few test tasks to this file (.png, .pdf or .svg)."""
     save: Path | None = None
@@ -76,13 +89,22 @@ class TestOptions:
     plugin: UseAppendAction[list[Path]] = field(default_factory=list)
     """Python file that registers task families of your own."""
 
+    def options(self) -> dict[str, Any]:
+        """What the package's functions are asked."""
+        names = ("tasks", "way", "shot", "query", "seed", "statistics", "within_alphabet", "data")
+        return {name: getattr(self, name) for name in names}
+
+    def protocols(self) -> list[str]:
+        """One or two."""
+        return ["inductive", "transductive"] if self.protocol == "both" else [self.protocol]
+
 
 @dataclass
 class Evaluate(TestOptions):
     """Test a run on tasks that are fixed by a seed."""
 
     run_directory: Annotated[Positional[Path], arg(metavar="RUN")]
-    """The --out of a training."""
+    """The --out of a training, or the name of a model that comes with the package: omniglot."""
     bases: int | None = None
     """Use another number of random features."""
     samples: int | None = None
@@ -97,11 +119,21 @@ class Evaluate(TestOptions):
 
         check_picture(self.plot)
         bases: dict[str, Any] = {"bases": self.bases, "samples": self.samples, "draw": self.draw}
-        result = api.evaluate(self.run_directory, tasks=self.tasks, shot=self.shot, seed=self.seed, **bases)
+        results = [
+            api.evaluate(self.run_directory, protocol=protocol, **bases, **self.options())
+            for protocol in self.protocols()
+        ]
         if self.plot:
             learner = api.load(self.run_directory, **bases)
-            draw_figure({str(self.run_directory): learner}, self.run_directory, result.shot, self.plot)
-        report(result.to_dict(), self.json, self.save, self.seed)
+            draw_figure({str(self.run_directory): learner}, self.run_directory, results[0], self.plot)
+        if len(results) == 1:
+            report(results[0].to_dict(), self.json, self.save, self.seed)
+            return
+        values = {result.protocol: result.to_dict() for result in results}
+        report(values, self.json or None, self.save, self.seed)
+        if not self.json:
+            lines = [[name, *(number(value[name]) for value in values.values())] for name in results[0].to_dict()]
+            print_table(["", *values], lines)
 
 
 @dataclass
@@ -119,10 +151,10 @@ class Compare(TestOptions):
         from metavrf import api
 
         check_picture(self.plot)
-        rows = api.compare(self.runs, tasks=self.tasks, shot=self.shot, seed=self.seed, floor=self.floor)
+        rows = api.compare(self.runs, floor=self.floor, protocols=self.protocols(), **self.options())
         if self.plot:
             learners = {str(path): api.load(path) for path in self.runs}
-            draw_figure(learners, self.runs[0], rows[0].evaluation.shot, self.plot)
+            draw_figure(learners, self.runs[0], rows[0].evaluation, self.plot)
         values = {"rows": [row_dict(row) for row in rows]}
         if self.json:
             report(values, True, self.save, self.seed)
@@ -200,10 +232,64 @@ class Demo:
                 raise UserError(f"{path} holds a demo with other settings: choose another --out, or remove it")
             train(config, out=path, resume=resume)
             paths.append(path)
-        print_rows(api.compare(paths, tasks=1000))
+        rows = api.compare(paths, tasks=1000)
+        print_rows(rows)
         learners = {name: api.load(path) for name, path in zip(wanted, paths, strict=True) if name != "plain RFF"}
-        picture = draw_figure(learners, paths[0], self.shot, self.out / "fits.png")
+        picture = draw_figure(learners, paths[0], rows[0].evaluation, self.out / "fits.png")
         print(f"picture: {picture}")
+
+
+@dataclass
+class Data:
+    """List the named data sets: what is there, what is missing, licence and citation."""
+
+    data: str = ""
+    """Folder of the data sets; else METAVRF_DATA, else the cache."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+    fetch: tuple[str, ...] = ()
+    """Download these data sets into the cache."""
+
+    def run(self) -> None:
+        """List, after fetching what was asked for."""
+        from metavrf.tasks.datasets import NAMED_SETS, listing, named_set
+
+        for name in self.fetch:
+            named_set(name).find(self.data)
+        sets = [listing(named, self.data) for named in NAMED_SETS.values()]
+        if self.json:
+            print(json.dumps({"sets": sets}))
+            return
+        for entry in sets:
+            print(f"{entry['name']}: {entry['contents']}")
+            for file, where in entry["files"].items():
+                print(f"  {file}: {where or 'missing'}")
+            if "classes" in entry:
+                print("  classes: " + ", ".join(f"{count} {part}" for part, count in entry["classes"].items()))
+            print(f"  splits: {', '.join(entry['splits'])}\n  licence: {entry['licence']}\n  cite: {entry['citation']}")
+
+
+@dataclass
+class Embed:
+    """Write the features of a data set to a file that 'metavrf train' takes as its data."""
+
+    task: Positional[str]
+    """A named data set, a Parquet file or a folder of class folders."""
+    out: Path
+    """The feature file to write (.safetensors)."""
+    by: str = "efficientnet-lite0"
+    """What embeds: efficientnet-lite0 (needs the extra 'deep'), a run, or FILE.py:NAME of a torch module of yours."""
+    resolution: int = 112
+    """Side to which efficientnet-lite0 resizes the pictures."""
+    settings: OmitArgPrefixes[DataSettings] = field(default_factory=DataSettings)
+
+    def run(self) -> None:
+        """Embed, and say what to do with the file."""
+        from metavrf.features import write_features
+
+        shape, description = write_features(self.task, self.by, self.out, self.settings, resolution=self.resolution)
+        label = f" ({description.pretraining}-pretrained)" if description.pretraining else ""
+        print(f"{shape[0]} samples, {shape[1]} features{label}: metavrf train {self.out} --out RUN")
 
 
 @dataclass
@@ -283,16 +369,19 @@ def refuse_changes(saved: Config, wanted: Config) -> None:
         raise UserError("a resumed run keeps its settings: give --resume and --out alone, or start a new run")
 
 
-def draw_figure(learners: Any, run: Path, shot: int, path: Path) -> Path:
-    """Draw the paper's regression figure for three tasks that no table is made of."""
-    from metavrf.plots import plot_fits
-    from metavrf.randomness import stream
+def draw_figure(learners: Any, run: Path, result: Evaluation, path: Path) -> Path:
+    """Draw a few tasks that no table is made of: the paper's regression figure, or one task of classes."""
+    from metavrf import api
+    from metavrf.plots import plot_classes, plot_fits
     from metavrf.run import Run
-    from metavrf.tasks.functions import family
 
     config = Run.open(run).config()
-    tasks = family(config.task).sample_grid(3, shot, stream(3, "figure"))
-    return plot_fits(learners, tasks, path, f"{config.task}, {shot} shots")
+    tasks = api.figure_tasks(config, result)
+    if result.way is None:
+        return plot_fits(learners, tasks, path, f"{config.task}, {result.shot} shots")
+    name, learner = next(iter(learners.items()))
+    title = f"{config.task}, {result.way} ways, {result.shot} shots: {name}, {result.protocol}"
+    return plot_classes(learner, tasks, path, title)
 
 
 def row_dict(row: Row) -> dict[str, Any]:
@@ -309,12 +398,16 @@ def print_rows(rows: Sequence[Row]) -> None:
             f"{number(row.evaluation.mean)} ± {number(row.evaluation.ci95)}",
             f"{number(row.difference.mean)} ± {number(row.difference.ci95)}" if index else "",
             number(row.evaluation.nll),
-            f"{100 * row.evaluation.coverage90:.1f} %",
+            f"{100 * (row.evaluation.coverage90 or 0):.1f} %" if first.way is None else number(row.evaluation.ece),
+            row.evaluation.protocol,
         ]
         for index, row in enumerate(rows)
     ]
-    title = f"{first.tasks} test tasks, {first.shot} shots, {first.protocol}"
-    print_table(["", first.metric, "difference to the first", "nll", "in the 90 % band"], lines, title)
+    ways = "" if first.way is None else f"{first.way} ways, "
+    title = f"{first.tasks} test tasks, {ways}{first.shot} shots"
+    metric = first.metric if first.way is None else f"{first.metric} (%)"
+    last = "in the 90 % band" if first.way is None else "calibration error"
+    print_table(["", metric, "difference to the first", "nll", last, "protocol"], lines, title)
 
 
 def print_table(header: Sequence[str], lines: Sequence[Sequence[str]], title: str | None = None) -> None:
@@ -359,6 +452,8 @@ def parse(arguments: Sequence[str]) -> Any:
         Annotated[Evaluate, subcommand("evaluate")],
         Annotated[Compare, subcommand("compare")],
         Annotated[Info, subcommand("info")],
+        Annotated[Data, subcommand("data")],
+        Annotated[Embed, subcommand("embed")],
         Annotated[Demo, subcommand("demo")],
         Annotated[Study, subcommand("study")],
     )

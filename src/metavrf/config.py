@@ -48,8 +48,8 @@ class DataSettings:
     """How classes are split: for omniglot vinyals, random or lake; empty for the data set's usual split."""
     split_seed: int = 0
     """Seed of a random split."""
-    augment: bool = False
-    """Shift and flip training images at random (photographs)."""
+    augment: Literal["none", "crop-flip", "affine"] = "none"
+    """Change training images at random: shift and flip (photographs), or turn, stretch and shift (drawings)."""
     image_size: int = 84
     """Side to which pictures of your own are resized."""
     grey: bool = False
@@ -266,10 +266,10 @@ _CLASSES: dict[str, Any] = {
     "validate_tasks": 600,
 }
 _IMAGE_SETS: dict[str, dict[str, Any]] = {
-    "omniglot": {"dropout": 0.05, "iterations": 9000},
-    "cifar-fs": {"augment": True, "train_way": 20, "query": 10, "iterations": 9000},
-    "fc100": {"augment": True, "train_way": 20, "query": 10, "iterations": 9000},
-    "mini-imagenet": {"augment": True, "embedding": "conv5", "train_way": 20, "query": 5, "iterations": 4000},
+    "omniglot": {"augment": "affine", "dropout": 0.05, "iterations": 9000},
+    "cifar-fs": {"augment": "crop-flip", "train_way": 20, "query": 10, "iterations": 9000},
+    "fc100": {"augment": "crop-flip", "train_way": 20, "query": 10, "iterations": 9000},
+    "mini-imagenet": {"augment": "crop-flip", "embedding": "conv5", "train_way": 20, "query": 5, "iterations": 4000},
 }
 _PAPER_SETS: dict[str, dict[str, Any]] = {  # Table opt, and the dropout of the CNN tables
     "omniglot": {"iterations": 100_000, "batch": 6, "dropout": 0.1},
@@ -292,7 +292,7 @@ def preset(task: str, learner: str = "metavrf", name: str = "default") -> Config
     if name == "paper":
         config = config.with_options(**_PAPER)
     if name == "paper" and classes:
-        options = {"train_way": 0, "query": 15, "augment": False} | _PAPER_SETS.get(task, _PAPER_SETS["mini-imagenet"])
+        options = {"train_way": 0, "query": 15, "augment": "none"} | _PAPER_SETS.get(task, _PAPER_SETS["mini-imagenet"])
         config = config.with_options(**options)
     return config
 

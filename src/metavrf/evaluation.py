@@ -27,8 +27,8 @@ CALIBRATION_BINS = 15
 class Evaluation:
     """Measured on ``tasks`` tasks; ``mean`` ± ``ci95`` is the metric over tasks with its 95 % interval.
 
-    Regression has ``coverage90``; classification has ``way``, ``query``, ``ece``, ``temperature`` and ``split``, and its
-    metric is the accuracy in percent.
+    Regression has ``coverage90``; classification has ``way``, ``query``, ``ece``, ``temperature`` and ``split``, and
+    its metric is the accuracy in percent.
     """
 
     metric: str

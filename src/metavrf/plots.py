@@ -1,4 +1,4 @@
-"""Pictures: the paper's regression figure."""
+"""Pictures: the paper's regression figure, and a task of classes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from metavrf.run import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from torch import Tensor
 
     from metavrf.learners.base import Learner, Prediction
 
@@ -28,6 +30,8 @@ STYLES = (
     ("#56B4E9", (0, (5, 1, 1, 1, 1, 1))),
 )
 FORMATS = {".png", ".pdf", ".svg"}
+MOST_WAYS_DRAWN = 10
+QUERIES_DRAWN = 4
 
 
 def check_picture_name(path: str | os.PathLike[str]) -> Path:
@@ -59,10 +63,70 @@ def plot_fits(
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), frameon=False)
         figure.suptitle("\n".join(filter(None, (title, "shaded: 90 % predictive band"))), fontsize=10)
-        picture = BytesIO()
-        figure.savefig(picture, dpi=150, format=path.suffix[1:])
+        return _write(figure, path)
     finally:
         plt.close(figure)
+
+
+def plot_classes(learner: Learner, episodes: Episodes, path: str | os.PathLike[str], title: str = "") -> Path:
+    """Draw the first of ``episodes``: a support image of each class, and queries under it.
+
+    A query's frame is blue where the likeliest class is the true one, else orange; the number is its probability.
+    """
+    path = check_picture_name(path)
+    if episodes.looked_up().query_x.ndim != 5 or episodes.way is None:
+        raise UserError("only tasks of pictures can be drawn: these have features or functions")
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    episodes = episodes[:1].looked_up()
+    probabilities = learner.predict(episodes).mean[0].exp()  # [Q, C]
+    ways = min(episodes.way or 1, MOST_WAYS_DRAWN)
+    figure, axes = plt.subplots(
+        1 + QUERIES_DRAWN,
+        ways,
+        figsize=(1.1 * ways + 0.4, 1.25 * (1 + QUERIES_DRAWN) + 0.5),
+        squeeze=False,
+        layout="constrained",
+    )
+    try:
+        for axis in axes.flat:
+            axis.set(xticks=[], yticks=[])
+            axis.spines[:].set_visible(False)
+        for way in range(ways):
+            shown = (episodes.support_y[0] == way).nonzero()[0, 0]
+            _draw_image(axes[0][way], episodes.support_x[0, shown])
+            axes[0][way].set_title(f"class {way + 1}", fontsize=9)
+            assert episodes.query_y is not None
+            asked = (episodes.query_y[0] == way).nonzero()[:QUERIES_DRAWN, 0]
+            for axis, query in zip(axes[1:, way], asked, strict=False):
+                _draw_image(axis, episodes.query_x[0, query])
+                probability, answer = probabilities[query].max(0)
+                right = int(answer) == way
+                axis.spines[:].set(visible=True, color=STYLES[0 if right else 1][0], linewidth=2.5)
+                verdict = "" if right else f" for {int(answer) + 1}"
+                axis.set_xlabel(f"{100 * float(probability):.0f} %{verdict}", fontsize=8, labelpad=2)
+        axes[0][0].set_ylabel("support", fontsize=9)
+        axes[1][0].set_ylabel("queries", fontsize=9)
+        figure.suptitle(title, fontsize=9)
+        return _write(figure, path)
+    finally:
+        plt.close(figure)
+
+
+def _draw_image(axis: Axes, image: Tensor) -> None:
+    """One uint8 image; ink of one channel is drawn dark."""
+    if image.shape[0] == 1:
+        axis.imshow(image[0], cmap="gray_r", vmin=0, vmax=255)
+    else:
+        axis.imshow(image.permute(1, 2, 0))
+
+
+def _write(figure: Figure, path: Path) -> Path:
+    picture = BytesIO()
+    figure.savefig(picture, dpi=150, format=path.suffix[1:])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

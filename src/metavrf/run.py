@@ -77,7 +77,14 @@ class Run:
         self.metrics_file = self.path / "metrics.jsonl"
         self.result_file = self.path / "result.json"
         self.data_file = self.path / "data.json"
-        self.files = (self.config_file, self.data_file, self.model_file, self.state_file, self.metrics_file, self.result_file)
+        self.files = (
+            self.config_file,
+            self.data_file,
+            self.model_file,
+            self.state_file,
+            self.metrics_file,
+            self.result_file,
+        )
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], config: Config, data: Mapping[str, Any] | None = None) -> Run:

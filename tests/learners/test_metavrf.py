@@ -191,7 +191,10 @@ def test_bases_and_kl_agree_on_one_variance() -> None:
     model.posterior = Constant(mean, log_variance)  # type: ignore[assignment]
     prediction = model.predict(episodes)
     with torch.no_grad():
-        support, query = model.embed(episodes.support_x), model.embed(episodes.query_x)
+        support, query = (
+            model.rescale(model.embedding(episodes.support_x)),
+            model.rescale(model.embedding(episodes.query_x)),
+        )
         spectrum = mean.expand(3, -1), (0.5 * log_variance).exp().expand(3, -1)
         gram = exact_kernel(support, support, *spectrum) + (0.1 + 1e-8) * torch.eye(5)
         expected = exact_kernel(query, support, *spectrum) @ torch.linalg.solve(gram, episodes.support_y)
@@ -326,7 +329,7 @@ def test_impossible_numbers_of_bases_and_samples_are_refused(numbers: dict[str, 
 def test_predictions_converge_to_those_of_the_exact_kernel(feature_map: str) -> None:
     model, episodes = experienced(context="bilstm", feature_map=feature_map, ridge=0.1), sine(tasks=3)
     with torch.no_grad():
-        embedded = episodes.embedded(model.embed)
+        embedded = episodes.embedded(model.embedding).embedded(model.rescale)
         mean, log_variance = model.posterior(model.context(model.summary(embedded)))
         spectrum = mean, (0.5 * log_variance).exp()
         gram = exact_kernel(embedded.support_x, embedded.support_x, *spectrum) + (0.1 + 1e-8) * torch.eye(5)
@@ -359,7 +362,7 @@ def test_initialising_puts_support_features_the_asked_distance_apart(distance: f
     model, episodes = learner(distance=distance), sine(25, shot)
     model.initialise(episodes)
     with torch.no_grad():
-        z = model.embed(episodes.support_x).double()
+        z = model.rescale(model.embedding(episodes.support_x)).double()
     row, column = torch.triu_indices(shot, shot, offset=1)
     assert (z[:, row] - z[:, column]).norm(dim=-1).mean().item() == pytest.approx(distance, rel=1e-3)
 

@@ -81,9 +81,9 @@ class KernelLearner(Learner):
             return Draws(fresh.epsilon.to(self.epsilon), None if fresh.phase is None else fresh.phase.to(self.epsilon))
         return stored
 
-    def rescaled(self, episodes: Episodes) -> Episodes:
+    def rescale(self, z: Tensor) -> Tensor:
         """Features in units of the length scale, so that bases may start as N(0, I)."""
-        return episodes.embedded(lambda z: z * torch.exp(-self.log_length))
+        return z * torch.exp(-self.log_length)
 
     @torch.no_grad()
     def initialise(self, episodes: Episodes) -> None:
@@ -131,7 +131,7 @@ class MetaVRF(KernelLearner):
 
     def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
         """Solve embedded (1) tasks; in training mode they are a sequence, in evaluation independent of each other."""
-        episodes = self.rescaled(episodes)
+        episodes = episodes.embedded(self.rescale)
         h = self.context(self.summary(episodes))  # 2, 3
         mean, log_variance = self.posterior(h)  # 4: q(ω|h)
         prediction = self.regress(episodes, mean, torch.exp(0.5 * log_variance), generator)  # 6, 7, 8

@@ -18,6 +18,6 @@ class RFF(KernelLearner):
 
     def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
         """Solve the tasks with the Gaussian kernel of unit bandwidth."""
-        episodes = self.rescaled(episodes)
+        episodes = episodes.embedded(self.rescale)
         mean = episodes.support_x.new_zeros(episodes.tasks, self.features)
         return self.regress(episodes, mean, torch.ones_like(mean), generator)

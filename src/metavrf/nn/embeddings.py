@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -55,15 +56,15 @@ class ConvNet(Embedding):
         self.ceil = ceil
         self.dropout = dropout
         planes = [inputs[0]] + [channels] * blocks
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in zip(planes, planes[1:], strict=False)
-        )
+        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in pairwise(planes))
         self.norms = nn.ModuleList(Normalisation(channels) for _ in range(blocks))
         side = list(inputs[1:])
         for _ in range(blocks):
             side = [(length + 1) // 2 if ceil else length // 2 for length in side]
         if min(side) < 1:
-            raise UserError(f"pictures of {inputs[1]} x {inputs[2]} pixels are too small for {blocks} blocks of pooling")
+            raise UserError(
+                f"pictures of {inputs[1]} x {inputs[2]} pixels are too small for {blocks} blocks of pooling"
+            )
         self.features = channels * side[0] * side[1]
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -78,12 +79,14 @@ class ConvNet(Embedding):
 
 
 class ResNet12(Embedding):
-    """Four residual blocks of three convolutions, 64 to 512 channels, average-pooled to 512 features (Lee et al. 2019)."""
+    """Four residual blocks of three convolutions, 64 to 512 channels, pooled to 512 features (Lee et al. 2019)."""
 
-    def __init__(self, inputs: Sequence[int], *, widths: Sequence[int] = (64, 128, 256, 512), dropout: float = 0.0) -> None:
+    def __init__(
+        self, inputs: Sequence[int], *, widths: Sequence[int] = (64, 128, 256, 512), dropout: float = 0.0
+    ) -> None:
         super().__init__()
         planes = [inputs[0], *widths]
-        self.blocks = nn.ModuleList(_ResNet12Block(a, b, dropout) for a, b in zip(planes, planes[1:], strict=False))
+        self.blocks = nn.ModuleList(_ResNet12Block(a, b, dropout) for a, b in pairwise(planes))
         self.features = widths[-1]
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -100,9 +103,7 @@ class _ResNet12Block(nn.Module):
         super().__init__()
         self.dropout = dropout
         planes = [inputs, outputs, outputs, outputs]
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in zip(planes, planes[1:], strict=False)
-        )
+        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in pairwise(planes))
         self.norms = nn.ModuleList(Normalisation(outputs) for _ in range(3))
         self.shortcut = nn.Conv2d(inputs, outputs, 1, bias=False)
         self.shortcut_norm = Normalisation(outputs)

@@ -30,4 +30,3 @@ class Normalisation(nn.BatchNorm2d):
         variance, mean = torch.var_mean(by_task[:, : own.samples].double(), (1, 3, 4), correction=0, keepdim=True)
         scale = (variance + self.eps).rsqrt().to(x) * self.weight.view(-1, 1, 1)
         return torch.addcmul(self.bias.view(-1, 1, 1) - mean.to(x) * scale, by_task, scale).flatten(0, 1)
-

@@ -1,22 +1,43 @@
-"""Augmentation of training images: batched, seeded, exact on uint8."""
+"""Augmentation of training images: batched over all images of a step, seeded."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PADDING = 1 / 8  # of the side, as is usual for 32 x 32 pictures (4 pixels)
+PADDING = 1 / 8  # of the side, as is usual for pictures of 32 pixels (4 of them)
+TURN, STRETCH, SHIFT = math.radians(10), 0.1, 0.1  # largest rotation, change of scale and shear, and shift
 
 
 def crop_and_flip(images: Tensor, generator: torch.Generator) -> Tensor:
     """Shift each image of ``[..., channels, side, side]`` by up to an eighth, mirroring the edge, and flip half."""
-    flat = images.flatten(0, -4)
-    count, channels, side = flat.shape[0], flat.shape[1], flat.shape[-1]
-    padding = max(1, round(PADDING * side))
-    padded = F.pad(flat.float(), [padding] * 4, mode="reflect").to(flat.dtype)
-    rows, columns = torch.randint(2 * padding + 1, (2, count, 1), generator=generator) + torch.arange(side)
+    flat = images.flatten(0, -4).flatten(2)  # [N, channels, side * side]
+    count, side = len(flat), images.shape[-1]
+    reach = max(1, round(PADDING * side))
+    shift = torch.randint(-reach, reach + 1, (2, count, 1), generator=generator)
+    rows, columns = (shift + torch.arange(side)).abs()  # [N, side] each, mirrored at the near edge
+    rows, columns = (torch.minimum(index, 2 * (side - 1) - index) for index in (rows, columns))  # and at the far one
     flipped = torch.rand(count, 1, generator=generator) < 0.5
     columns = torch.where(flipped, columns.flip(1), columns)
-    sample, channel = torch.arange(count).view(-1, 1, 1, 1), torch.arange(channels).view(1, -1, 1, 1)
-    return padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]].view(images.shape)
+    pixel = (side * rows.unsqueeze(2) + columns.unsqueeze(1)).flatten(1)  # [N, side * side]
+    return flat.gather(2, pixel.unsqueeze(1).expand_as(flat)).view(images.shape)
+
+
+def affine(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Turn, stretch, shear and shift each image of ``[..., channels, side, side]`` a little, as hands do."""
+    flat = images.flatten(0, -4).float()
+    turn, stretch_x, stretch_y, shear, shift_x, shift_y = 2 * torch.rand(6, len(flat), generator=generator) - 1
+    cosine, sine = torch.cos(TURN * turn), torch.sin(TURN * turn)
+    stretch_x, stretch_y = 1 + STRETCH * stretch_x, 1 + STRETCH * stretch_y
+    first = torch.stack([cosine * stretch_x, sine * stretch_y + STRETCH * shear, 2 * SHIFT * shift_x], dim=-1)
+    second = torch.stack([-sine * stretch_x, cosine * stretch_y, 2 * SHIFT * shift_y], dim=-1)
+    grid = F.affine_grid(torch.stack([first, second], dim=1), list(flat.shape), align_corners=False)
+    moved = F.grid_sample(flat, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return moved.round().to(images.dtype).view(images.shape)
+
+
+AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {"crop-flip": crop_and_flip, "affine": affine}

@@ -19,7 +19,7 @@ class Bank:
     """Samples of some classes: images as uint8, or their features.
 
     Attributes:
-        inputs: ``[N, channels, height, width]`` uint8 images, or ``[N, d]`` features; samples of a class are neighbours.
+        inputs: ``[N, channels, height, width]`` uint8 images, or ``[N, d]`` features; a class's samples are neighbours.
         starts: ``[K]`` row of each class's first sample.
         counts: ``[K]`` samples of each class.
         names: the K class names.
@@ -92,12 +92,16 @@ class Bank:
     def _check(self, way: int, shot: int, query: int) -> None:
         """Refuse tasks that cannot be drawn."""
         if min(way - 1, shot, query) < 1:
-            raise UserError(f"{way=}, {shot=}, {query=}: a task needs two classes, and a support and a query sample each")
+            raise UserError(
+                f"{way=}, {shot=}, {query=}: a task needs two classes, and a support and a query sample each"
+            )
         if way > len(self.names):
             raise UserError(f"{way=} exceeds the {len(self.names)} classes at hand")
         enough = self.counts >= shot + query
         if not enough.all():
-            few = [f"{name!r} ({count})" for name, count, ok in zip(self.names, self.counts, enough, strict=True) if not ok]
+            few = [
+                f"{name!r} ({count})" for name, count, ok in zip(self.names, self.counts, enough, strict=True) if not ok
+            ]
             more = f" and {len(few) - 5} more" if len(few) > 5 else ""
             raise UserError(
                 f"{shot=} and {query=} need {shot + query} samples a class; too few have {', '.join(few[:5])}{more}"

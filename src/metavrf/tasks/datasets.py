@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files as package_files
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ from metavrf.tasks.bank import Bank
 from metavrf.tasks.images import ParquetSource, Preprocessing, cache_folder, read_bank
 from metavrf.tasks.splits import Split, divide
 
-Divide = Callable[[Bank, int], Split]
+Divide = Callable[[Sequence[str], int], Split]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,9 @@ class NamedSet:
             return [path for path in found.values() if path]
         missing = [file for file, path in found.items() if path is None]
         where = cache_folder() / "data"
-        advice = f"put {', '.join(missing)} into {where}, or name the folder that holds them with --data or METAVRF_DATA"
+        advice = (
+            f"put {', '.join(missing)} into {where}, or name the folder that holds them with --data or METAVRF_DATA"
+        )
         if data and not Path(data).is_dir():
             raise UserError(f"the data folder {data} does not exist")
         if self.archive is None:
@@ -69,8 +72,6 @@ class NamedSet:
 
 def _alphabets(bank: Bank) -> Bank:
     """Group characters by alphabet and rotation, for tasks within one alphabet."""
-    from dataclasses import replace
-
     keys = [(name.split("/")[0], name.partition("@")[2]) for name in bank.names]
     number = {key: index for index, key in enumerate(dict.fromkeys(keys))}
     return replace(bank, groups=torch.tensor([number[key] for key in keys]))
@@ -86,14 +87,14 @@ class Omniglot(NamedSet):
         return _alphabets(bank), key
 
 
-def _listed(file: str) -> dict[str, dict[str, list[str]]]:
-    lists: dict[str, dict[str, list[str]]] = json.loads(package_files("metavrf.tasks.splits").joinpath(file).read_text())
-    return lists
+def _listed(file: str) -> dict[str, Any]:
+    """A list of classes that comes with the package."""
+    return dict(json.loads(package_files("metavrf.tasks.splits").joinpath(file).read_text()))
 
 
-def _vinyals(bank: Bank, seed: int) -> Split:
+def _vinyals(_names: Sequence[str], _seed: int) -> Split:
     """1028 / 172 / 423 characters: what published figures use."""
-    lists = json.loads(package_files("metavrf.tasks.splits").joinpath("omniglot-vinyals.json").read_text())
+    lists = _listed("omniglot-vinyals.json")
     return _with_rotations(
         {
             part: [
@@ -107,9 +108,9 @@ def _vinyals(bank: Bank, seed: int) -> Split:
     )
 
 
-def _lake(bank: Bank, seed: int) -> Split:
+def _lake(names: Sequence[str], _seed: int) -> Split:
     """The 30 background alphabets, the last 5 of them for validation, and the 20 evaluation alphabets."""
-    characters = [name for name in bank.names if "@" not in name]
+    characters = [name for name in names if "@" not in name]
     background, evaluation = characters[:964], characters[964:]
     alphabets = list(dict.fromkeys(name.split("/")[0] for name in background))
     held_out = set(alphabets[-5:])
@@ -122,9 +123,9 @@ def _lake(bank: Bank, seed: int) -> Split:
     )
 
 
-def _random_characters(bank: Bank, seed: int) -> Split:
+def _random_characters(names: Sequence[str], seed: int) -> Split:
     """1100 / 100 / 423 characters by seed (the paper's, mended)."""
-    return _with_rotations(divide([name for name in bank.names if "@" not in name], (1100, 100, 423), seed))
+    return _with_rotations(divide([name for name in names if "@" not in name], (1100, 100, 423), seed))
 
 
 def _with_rotations(split: Split) -> Split:
@@ -134,15 +135,15 @@ def _with_rotations(split: Split) -> Split:
 
 
 def _cifar(name: str) -> Divide:
-    def listed(bank: Bank, seed: int) -> Split:
-        return _listed("cifar100.json")[name]
+    def listed(_names: Sequence[str], _seed: int) -> Split:
+        return dict(_listed("cifar100.json")[name])
 
     return listed
 
 
-def _ravi(bank: Bank, seed: int) -> Split:
+def _ravi(names: Sequence[str], _seed: int) -> Split:
     """64 / 16 / 20: the three files, in this order."""
-    return {"train": list(bank.names[:64]), "val": list(bank.names[64:80]), "test": list(bank.names[80:])}
+    return {"train": list(names[:64]), "val": list(names[64:80]), "test": list(names[80:])}
 
 
 _CIFAR_FILES = ("cifar100-train.parquet", "cifar100-test.parquet")
@@ -192,3 +193,31 @@ NAMED_SETS: dict[str, NamedSet] = {
         ),
     )
 }
+
+
+def named_set(name: str) -> NamedSet:
+    """The data set of that name."""
+    if name not in NAMED_SETS:
+        raise UserError(f"data set {name!r} is unknown: choose from {', '.join(NAMED_SETS)}")
+    return NAMED_SETS[name]
+
+
+def listing(named: NamedSet, data: str) -> dict[str, Any]:
+    """What is known of a data set, and where its files are; counts where all are there."""
+    found = named.locate(data)
+    entry: dict[str, Any] = {
+        "name": named.name,
+        "contents": named.size,
+        "files": {file: None if path is None else str(path) for file, path in found.items()},
+        "complete": all(found.values()),
+        "splits": list(named.splits),
+        "licence": named.licence,
+        "citation": named.citation,
+    }
+    if entry["complete"]:
+        bank, _ = named.read(data)
+        split = next(iter(named.splits.values()))(bank.names, 0)
+        members = {part: bank.select(names, named.name) for part, names in split.items()}
+        entry["classes"] = {part: len(names) for part, names in split.items()}
+        entry["images"] = {part: int(chosen.counts.sum()) for part, chosen in members.items()}
+    return entry

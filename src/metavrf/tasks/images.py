@@ -11,7 +11,7 @@ import io
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -66,7 +66,14 @@ class Preprocessing:
                     pixels = np.asarray(_resize(_flatten(upright, self.channels), self.size))
         except UserError:
             raise
-        except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError, EOFError) as error:
+        except (
+            UnidentifiedImageError,
+            Image.DecompressionBombError,
+            OSError,
+            ValueError,
+            SyntaxError,
+            EOFError,
+        ) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"{name} is not a picture that can be read ({reason}): mend or remove it") from error
         pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
@@ -266,5 +273,3 @@ def cache_folder() -> Path:
     named = os.environ.get("METAVRF_CACHE")
     base = os.environ.get("XDG_CACHE_HOME")
     return Path(named) if named else (Path(base) if base else Path.home() / ".cache") / "metavrf"
-
-

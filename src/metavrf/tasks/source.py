@@ -14,7 +14,7 @@ from metavrf.config import DataSettings, EpisodeSettings
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.run import read_tensors
-from metavrf.tasks.augment import crop_and_flip
+from metavrf.tasks.augment import AUGMENTATIONS
 from metavrf.tasks.bank import Bank
 from metavrf.tasks.datasets import NAMED_SETS
 from metavrf.tasks.functions import family, is_family
@@ -98,7 +98,8 @@ class FunctionTasks(Tasks):
 class ClassTasks(Tasks):
     """Classification tasks on a bank of images or features whose classes are split in three."""
 
-    def __init__(self, bank: Bank, split: Split, description: Description, *, augment: bool = False) -> None:
+    def __init__(self, bank: Bank, split: Split, description: Description, *, augment: str = "none") -> None:
+        self.bank = bank
         self.banks = {part: bank.select(split[part], f"the {description.split} split") for part in PARTS}
         self.description = description
         self.augment = augment
@@ -108,9 +109,10 @@ class ClassTasks(Tasks):
         way, shot = shape.train_way or shape.way, shape.train_shot or shape.shot
         way = min(way, len(self.banks["train"].names)) if shape.train_way else way
         episodes = self.banks["train"].sample(shape.batch, way, shot, shape.query, generator)
-        if not self.augment:
+        if self.augment == "none":
             return episodes.looked_up()
-        return episodes.embedded(lambda images: crop_and_flip(images, generator))
+        augment = AUGMENTATIONS[self.augment]
+        return episodes.embedded(lambda images: augment(images, generator))
 
     def held_out(
         self,
@@ -147,7 +149,7 @@ def _named(task: str, settings: DataSettings, *, quiet: bool) -> ClassTasks:
     if split_name not in named.splits:
         raise UserError(f"split {split_name!r} is unknown for {task}: choose from {', '.join(named.splits)}")
     bank, key = named.read(settings.data, quiet=quiet)
-    split = named.splits[split_name](bank, settings.split_seed)
+    split = named.splits[split_name](bank.names, settings.split_seed)
     description = Description(named.preprocessing.shape, None, split_name, key, "", split)
     return ClassTasks(bank, split, description, augment=settings.augment)
 
@@ -194,7 +196,9 @@ def _joined(banks: Mapping[str, Bank]) -> tuple[Bank, Split]:
     names = [name for part in PARTS for name in split[part]]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"the class {twice!r} is in more than one of train, val and test: few-shot tests need new classes")
+        raise UserError(
+            f"the class {twice!r} is in more than one of train, val and test: few-shot tests need new classes"
+        )
     offsets = torch.tensor([0, *(len(banks[part].inputs) for part in PARTS)]).cumsum(0)
     starts = torch.cat([banks[part].starts + offset for part, offset in zip(PARTS, offsets, strict=False)])
     counts = torch.cat([banks[part].counts for part in PARTS])

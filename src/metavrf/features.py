@@ -1,0 +1,93 @@
+"""Ready features: a data set embedded once and kept in a file that ``metavrf train`` takes as its data.
+
+That is the paper's pre-trained path: the network is fixed, and what is meta-learned is the kernel on top of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import runpy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from metavrf import api
+from metavrf.config import DataSettings
+from metavrf.errors import UserError
+from metavrf.nn.embeddings import Embedding
+from metavrf.progress import Progress
+from metavrf.run import write_tensors
+from metavrf.tasks.source import ClassTasks, Description, open_tasks
+
+BATCH = 64  # images at a time
+
+
+def write_features(
+    task: str, by: str, out: Path, settings: DataSettings, *, resolution: int = 112, quiet: bool = False
+) -> tuple[tuple[int, int], Description]:
+    """Embed every image of a data set and write the features, classes and split to ``out``.
+
+    ``by`` is "efficientnet-lite0", a run directory, or FILE.py:NAME, where NAME is a torch module, or a function that
+    makes one, from uint8 images ``[N, channels, height, width]`` to features ``[N, d]``.
+    """
+    if Path(out).suffix != ".safetensors":
+        raise UserError(f"{out} must end in .safetensors")
+    embed, pretraining = embedder(by, resolution)
+    tasks = open_tasks(task, settings, quiet=quiet)
+    if not isinstance(tasks, ClassTasks) or len(tasks.description.inputs) != 3:
+        raise UserError(f"{task} has no pictures to embed")
+    bank = tasks.bank
+    parts: list[Tensor] = []
+    with torch.inference_mode(), Progress(f"embedding {task}", len(bank.inputs), quiet=quiet) as progress:
+        for images in bank.inputs.split(BATCH):
+            features = torch.as_tensor(embed(images))
+            if features.shape[0] != len(images) or features.ndim != 2:
+                raise UserError(
+                    f"{by} gives {tuple(features.shape)} for {len(images)} pictures: it must be [N, features]"
+                )
+            parts.append(features.float().cpu())
+            progress.update(len(parts) * BATCH, {})
+    features = torch.cat(parts)
+    if not torch.isfinite(features).all():
+        raise UserError(f"{by} gives features that are not finite")
+    key = hashlib.sha256(f"{tasks.description.sha256} {by} {resolution}".encode()).hexdigest()
+    description = replace(tasks.description, inputs=(features.shape[1],), sha256=key, pretraining=pretraining)
+    tensors = {"inputs": features, "starts": bank.starts, "counts": bank.counts}
+    if bank.groups is not None:
+        tensors["groups"] = bank.groups
+    write_tensors(Path(out), tensors, {"names": list(bank.names), "description": description.to_dict(), "by": by})
+    return (features.shape[0], features.shape[1]), description
+
+
+def embedder(by: str, resolution: int) -> tuple[Callable[[Tensor], Tensor], str]:
+    """What turns uint8 images into features, and what it was pre-trained on (or nothing)."""
+    if by == "efficientnet-lite0":
+        from metavrf.nn.deep import EfficientNetLite0, load_efficientnet_lite0
+
+        return load_efficientnet_lite0(resolution), EfficientNetLite0.pretraining
+    file, _, name = by.partition(":")
+    if file.endswith(".py"):
+        return _own_module(Path(file), name), f"own ({by})"
+    embedding = api.load(by).embedding
+    if not isinstance(embedding, Embedding):
+        raise UserError(f"the run {by} has no embedding of pictures")
+    return lambda images: embedding(images.unsqueeze(0)).squeeze(0), ""
+
+
+def _own_module(file: Path, name: str) -> Callable[[Tensor], Tensor]:
+    """The module (or what makes it) that the user's file calls ``name``; the user names the file, so it is run."""
+    if not file.is_file():
+        raise UserError(f"{file} does not exist")
+    try:
+        made = runpy.run_path(str(file))[name]
+        module = made if isinstance(made, nn.Module) else made()
+    except KeyError as error:
+        raise UserError(f"{file} does not define {name!r}: give FILE.py:NAME of a torch module") from error
+    except Exception as error:
+        raise UserError(f"{file}:{name} failed: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    if not isinstance(module, nn.Module):
+        raise UserError(f"{file}:{name} is {type(module).__name__}, not a torch module")
+    return module.eval()
