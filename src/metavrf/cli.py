@@ -293,6 +293,30 @@ class Embed:
 
 
 @dataclass
+class Pack:
+    """Make a small copy of a finished run to pass on: half precision, tested on its test classes, with a card."""
+
+    run_directory: Annotated[Positional[Path], arg(metavar="RUN")]
+    """The --out of a training on classes."""
+    out: Path
+    """Folder for the packed model."""
+    ways: tuple[int, ...] = (5, 20)
+    """Ways to test it at."""
+    shots: tuple[int, ...] = (1, 5)
+    """Shots to test it at."""
+    episodes: int | None = None
+    """Test episodes; 3,000 unless given."""
+
+    def run(self) -> None:
+        """Pack, and print the card."""
+        from metavrf.pack import pack
+
+        settings = [(way, shot) for way in self.ways for shot in self.shots]
+        folder = pack(self.run_directory, self.out, settings=settings, episodes=self.episodes)
+        print((folder / "README.md").read_text())
+
+
+@dataclass
 class Study:
     """Train and test many runs of one question, and write one table: see docs/studies.md."""
 
@@ -454,6 +478,7 @@ def parse(arguments: Sequence[str]) -> Any:
         Annotated[Info, subcommand("info")],
         Annotated[Data, subcommand("data")],
         Annotated[Embed, subcommand("embed")],
+        Annotated[Pack, subcommand("pack")],
         Annotated[Demo, subcommand("demo")],
         Annotated[Study, subcommand("study")],
     )

@@ -27,6 +27,7 @@ from torch import Tensor
 from metavrf.config import Config
 from metavrf.errors import UserError
 
+SHIPPED = Path(__file__).parent / "models"
 METADATA_KEY = "metavrf"  # one key: the order of several is random in the file, and equal runs should be equal bytes
 
 
@@ -111,10 +112,12 @@ class Run:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Run:
-        """An existing run directory."""
+        """An existing run directory, or a model that comes with the package, by its name."""
         run = cls(path)
         try:
             there = run.config_file.is_file()
+            if not there and (SHIPPED / str(path) / "config.toml").is_file():
+                return cls(SHIPPED / str(path))
         except OSError as error:
             raise UserError(f"cannot read {run.path}: {error.strerror}") from error
         if not there:
