@@ -262,11 +262,13 @@ _CLASSES: dict[str, Any] = {
     "gamma": 10.0,
     "ridge": 0.1,
     "distance": 2.0,
+    "draw": "fixed",
+    "lr": 4e-3,
     "validate_every": 500,
     "validate_tasks": 600,
 }
 _IMAGE_SETS: dict[str, dict[str, Any]] = {
-    "omniglot": {"augment": "affine", "dropout": 0.05, "iterations": 9000},
+    "omniglot": {"augment": "affine", "dropout": 0.05, "iterations": 7000},
     "cifar-fs": {"augment": "crop-flip", "train_way": 20, "query": 10, "iterations": 9000},
     "fc100": {"augment": "crop-flip", "train_way": 20, "query": 10, "iterations": 9000},
     "mini-imagenet": {"augment": "crop-flip", "embedding": "conv5", "train_way": 20, "query": 5, "iterations": 4000},

@@ -1,0 +1,220 @@
+"""Every learner on pictures: the two protocols, and the mathematics of classes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from awake import awake
+from metavrf.config import preset
+from metavrf.episodes import Episodes
+from metavrf.errors import UserError
+from metavrf.learners import build
+from metavrf.learners.base import Statistics
+from metavrf.learners.head import RIDGE_FLOOR
+from metavrf.learners.metavrf import KernelLearner, MetaVRF
+from metavrf.randomness import stream
+from metavrf.tasks.bank import Bank
+from metavrf.tasks.source import Description
+
+LEARNERS = [("metavrf", "none"), ("metavrf", "lstm"), ("metavrf", "bilstm"), ("rff", "none")]
+each_learner = pytest.mark.parametrize(("name", "context"), LEARNERS)
+each_inductive = pytest.mark.parametrize("statistics", ["running", "support"])
+each_statistics = pytest.mark.parametrize("statistics", ["running", "support", "episode"])
+
+
+def patterns(seed: int, classes: int = 12, samples: int = 8) -> Bank:
+    """Classes that are random pictures of 12 x 12 pixels, their samples under noise."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = 255 * torch.rand(classes, 1, 1, 12, 12, generator=generator)
+    noisy = centres + 60 * torch.randn(classes, samples, 1, 12, 12, generator=generator)
+    labels = torch.arange(classes).repeat_interleave(samples)
+    return Bank.of_labels(noisy.clamp(0, 255).byte().flatten(0, 1), labels, [f"class {k}" for k in range(classes)])
+
+
+def tasks(count: int = 4, way: int = 4, shot: int = 2, query: int = 3, seed: int = 0) -> Episodes:
+    return patterns(seed=9).sample(count, way, shot, query, torch.Generator().manual_seed(seed)).looked_up()
+
+
+def noise(like: Tensor) -> Tensor:
+    return torch.randint(0, 256, like.shape, dtype=torch.uint8)
+
+
+def new_learner(name: str = "metavrf", context: str = "none", **options: Any) -> KernelLearner:
+    config = preset("./pictures", name).with_options(
+        **{"embedding": "conv4", "context": context, "channels": 16, "bases": 64, **options}
+    )
+    learner = build(config, Description((1, 12, 12), targets=None))
+    assert isinstance(learner, KernelLearner)
+    return learner
+
+
+def experienced(
+    name: str = "metavrf", context: str = "none", statistics: Statistics = "running", **options: Any
+) -> KernelLearner:
+    """A learner with weights, scale, running statistics and context as after some training."""
+    learner = awake(new_learner(name, context, **options))
+    for norm in (module for module in learner.modules() if isinstance(module, nn.BatchNorm2d)):
+        nn.init.uniform_(norm.weight, 0.5, 2)
+        nn.init.uniform_(norm.bias, -1, 1)
+        norm.momentum = 0.5  # a few steps are then many
+    learner.initialise(tasks(seed=1))
+    with torch.no_grad():
+        for step in range(6):
+            learner.train()(tasks(seed=2 + step))
+        learner.head.beta.fill_(0.2)
+    learner.statistics = statistics
+    return learner.eval()
+
+
+def close(value: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-4)
+
+
+# The inductive protocol: a query is answered on its own
+
+
+@each_learner
+@each_inductive
+def test_a_query_is_answered_as_if_there_were_no_other(name: str, context: str, statistics: Statistics) -> None:
+    learner, episodes = experienced(name, context, statistics), tasks()
+    together = learner.predict(episodes).mean
+    alone = replace(episodes, query_x=episodes.query_x[:, 5:6], query_y=None)
+    close(learner.predict(alone).mean, together[:, 5:6])
+    others = noise(episodes.query_x)
+    others[:, 5] = episodes.query_x[:, 5]
+    close(learner.predict(replace(episodes, query_x=others)).mean[:, 5], together[:, 5])
+    assert learner.protocol == "inductive"
+    assert (together - together.mean(1, keepdim=True)).abs().max() > 0.1  # queries do differ
+
+
+@each_learner
+def test_the_transductive_protocol_sees_the_other_queries_and_says_so(name: str, context: str) -> None:
+    learner, episodes = experienced(name, context, "episode"), tasks()
+    others = noise(episodes.query_x)
+    others[:, 5] = episodes.query_x[:, 5]
+    gap = learner.predict(replace(episodes, query_x=others)).mean[:, 5] - learner.predict(episodes).mean[:, 5]
+    assert gap.abs().amax(1).min() > 0.01  # in every task
+    assert learner.protocol == "transductive"
+
+
+@each_learner
+@each_statistics
+def test_a_task_is_solved_on_its_own(name: str, context: str, statistics: Statistics) -> None:
+    learner, episodes = experienced(name, context, statistics), tasks()
+    together = learner.predict(episodes).mean
+    close(torch.cat([learner.predict(task).mean for task in episodes.batches(1)]), together)
+    order = torch.tensor([2, 0, 3, 1])
+    shuffled = Episodes(episodes.support_x[order], episodes.support_y[order], episodes.query_x[order], way=4)
+    close(learner.predict(shuffled).mean, together[order])
+    company = Episodes(  # a task beside pictures of nothing
+        torch.cat([episodes.support_x[:1], noise(episodes.support_x[1:])]),
+        episodes.support_y,
+        torch.cat([episodes.query_x[:1], noise(episodes.query_x[1:])]),
+        way=4,
+    )
+    close(learner.predict(company).mean[:1], together[:1])
+
+
+# The mathematics
+
+
+@each_learner
+@pytest.mark.parametrize("feature_map", ["cosine", "sincos"])
+def test_logits_are_kernel_ridge_regression_on_one_hot_targets(name: str, context: str, feature_map: str) -> None:
+    learner, episodes = experienced(name, context, feature_map=feature_map), tasks()
+    unequal = torch.tensor([0, 1, 1, 2, 2, 2, 3, 3])  # shots of 1, 2, 3 and 2
+    episodes = replace(episodes, support_y=unequal.expand(4, -1))
+    learner.temperature.fill_(1.7)
+    predicted = learner.predict(episodes).mean.double().numpy()
+    onehot = np.eye(4)[unequal]
+    with torch.inference_mode():
+        length = math.exp(learner.log_length.item())
+        support, query = (
+            learner.embedding(x).double().numpy() / length for x in (episodes.support_x, episodes.query_x)
+        )
+        means = np.stack([[z[unequal.numpy() == k].mean(0) for k in range(4)] for z in support])  # instance pooling
+        summary = torch.from_numpy(means.mean(1)).float()  # then the mean over classes
+        mu, sigma = np.zeros(summary.shape), np.ones(summary.shape)
+        if isinstance(learner, MetaVRF):
+            gaussian = learner.posterior(learner.context(summary))
+            mu, sigma = gaussian[0].double().numpy(), np.exp(gaussian[1].double().numpy() / 2)
+    epsilon, gamma = learner.epsilon[0].double().numpy(), math.exp(learner.head.log_gamma.item())
+    lam = math.exp(learner.head.log_lambda.item()) + RIDGE_FLOOR
+    assert np.abs(sigma[0] - sigma[1]).max() > 1e-3 or not isinstance(learner, MetaVRF)  # kernels of their own
+    for task in range(4):
+        omega = mu[task][:, None] + sigma[task][:, None] * epsilon
+
+        def phi(z: Any, omega: Any = omega) -> Any:
+            if learner.phase is None:
+                return np.concatenate([np.cos(z @ omega), np.sin(z @ omega)], axis=-1) / math.sqrt(omega.shape[1])
+            return np.cos(z @ omega + learner.phase[0].double().numpy()) * math.sqrt(2 / omega.shape[1])
+
+        s, q = phi(support[task]), phi(query[task])
+        logits = gamma * q @ s.T @ np.linalg.solve(s @ s.T + lam * np.eye(8), onehot) + 0.2
+        # A temperature divides log probabilities, so a constant such as β changes nothing.
+        expected = logits / 1.7 - np.log(np.exp(logits / 1.7).sum(-1, keepdims=True))
+        np.testing.assert_allclose(predicted[task], expected, rtol=1e-4, atol=1e-4)
+
+
+@each_learner
+def test_answers_are_log_probabilities_and_a_temperature_divides_them(name: str, context: str) -> None:
+    learner, episodes = experienced(name, context), tasks()
+    cold = learner.predict(episodes).mean
+    learner.temperature.fill_(2.5)
+    warm = learner.predict(episodes).mean
+    for answer in (cold, warm):
+        close(answer.logsumexp(-1), torch.zeros(4, 12))
+    close(warm, (cold / 2.5).log_softmax(-1))
+    assert torch.equal(warm.argmax(-1), cold.argmax(-1))
+    assert (warm.amax(-1) < cold.amax(-1)).all()
+
+
+@each_learner
+@each_statistics
+def test_class_numbers_and_the_order_of_the_support_are_arbitrary(
+    name: str, context: str, statistics: Statistics
+) -> None:
+    learner, episodes = experienced(name, context, statistics), tasks()
+    expected = learner.predict(episodes).mean
+    renamed, order = torch.tensor([2, 0, 3, 1]), torch.randperm(8)
+    close(learner.predict(replace(episodes, support_y=renamed[episodes.support_y])).mean[..., renamed], expected)
+    shuffled = replace(episodes, support_x=episodes.support_x[:, order], support_y=episodes.support_y[:, order])
+    close(learner.predict(shuffled).mean, expected)
+
+
+@each_learner
+def test_ways_and_shots_may_differ_between_training_and_test(name: str, context: str) -> None:
+    learner = experienced(name, context)  # 4-way, 2-shot
+    prediction = learner.predict(tasks(40, way=7, shot=3, query=5))
+    assert prediction.mean.shape == (40, 35, 7)
+    target = torch.arange(7).repeat_interleave(5)
+    assert (prediction.mean.argmax(-1) == target).float().mean() > 0.2  # chance is 0.143 ± 0.009
+
+
+@each_learner
+def test_posterior_samples_are_averaged_as_probabilities(name: str, context: str) -> None:
+    prediction = experienced(name, context, samples=4, bases=8).predict(tasks())
+    assert prediction.samples.shape == (4, 4, 12, 4)
+    close(prediction.mean.exp(), prediction.samples.softmax(-1).mean(0))
+    assert (prediction.mean.exp() - prediction.samples.mean(0).softmax(-1)).abs().max() > 0.01  # not as logits
+
+
+@each_learner
+def test_the_loss_reaches_every_weight(name: str, context: str) -> None:
+    learner = experienced(name, context).train()
+    learner(tasks(), stream(0, "draws")).loss.backward()
+    unreached = {n for n, p in learner.named_parameters() if p.grad is None or not p.grad.abs().max() > 0}
+    assert unreached <= {"head.beta"}  # softmax does not see a constant
+
+
+@pytest.mark.parametrize("context", ["none", "lstm", "bilstm"])
+def test_a_context_that_sees_targets_is_refused_for_classes(context: str) -> None:
+    with pytest.raises(UserError, match="context_inputs = 'xy' is for regression"):
+        new_learner("metavrf", context, context_inputs="xy")

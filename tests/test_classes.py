@@ -1,0 +1,366 @@
+"""Classes from end to end: evaluation, calibration, training and testing on a folder of pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+import metavrf
+from metavrf import evaluation, training
+from metavrf.config import preset
+from metavrf.episodes import Episodes
+from metavrf.errors import UserError
+from metavrf.evaluation import answers, calibrate, calibration_error, evaluate_learner, fingerprint, measure
+from metavrf.learners import build
+from metavrf.learners.base import Learner, Prediction, Statistics
+from metavrf.run import Run
+from metavrf.tasks.bank import Bank
+from metavrf.tasks.source import Description
+from processes import assert_same_run, without
+
+CLASSES, SAMPLES, SIDE = 25, 8, 12
+each_statistics = pytest.mark.parametrize("statistics", ["running", "support", "episode"])
+
+
+def patterns() -> Tensor:
+    """Classes that are coarse random pictures, their samples under fine noise: ``[classes, samples, 12, 12]``."""
+    generator = torch.Generator().manual_seed(9)
+    coarse = 255 * torch.rand(CLASSES, 1, 3, 3, generator=generator)
+    centres = coarse.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3)
+    noise = torch.randn(CLASSES, SAMPLES, SIDE, SIDE, generator=generator)
+    return (centres + 80 * noise).clamp(0, 255).byte()
+
+
+def write_folder(folder: Path) -> Path:
+    """The same as PNG files, one sub-folder a class."""
+    for number, samples in enumerate(patterns().numpy()):
+        (folder / f"class{number:02}").mkdir(parents=True)
+        for index, pixels in enumerate(samples):
+            Image.fromarray(pixels).save(folder / f"class{number:02}" / f"{index}.png")
+    return folder
+
+
+def tasks(count: int = 12, way: int = 4, shot: int = 2, query: int = 5, seed: int = 0) -> Episodes:
+    labels = torch.arange(CLASSES).repeat_interleave(SAMPLES)
+    bank = Bank.of_labels(patterns().flatten(0, 1).unsqueeze(1), labels, [str(k) for k in range(CLASSES)])
+    return bank.sample(count, way, shot, query, torch.Generator().manual_seed(seed))
+
+
+def learner(statistics: Statistics = "running", **options: Any) -> Learner:
+    """An untrained learner whose running statistics are not trivial."""
+    options = {"embedding": "conv4", "channels": 16, "bases": 64, **options}
+    made = build(preset("./pictures").with_options(**options), Description((1, SIDE, SIDE), targets=None))
+    made.initialise(tasks().looked_up())
+    with torch.no_grad():
+        for seed in range(20):
+            made.train()(tasks(2, seed=seed).looked_up())
+    made.statistics = statistics
+    return made.eval()
+
+
+class Said(Learner):
+    """Says logits that were given, one row a query, whatever the task."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+
+    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+        logits = self.logits[episodes.query_x.flatten().long()].view(*episodes.query_x.shape[:2], -1)
+        return Prediction(logits, logits.unsqueeze(0))
+
+
+def said(count: int = 400, query: int = 10, way: int = 5, sharpness: float = 3.0) -> tuple[Said, Episodes]:
+    """Answers that are right about as often as their confidence says, but sharpened: too sure of themselves."""
+    generator = torch.Generator().manual_seed(2)
+    logits = 1.5 * torch.randn(count * query, way, generator=generator)
+    target = torch.multinomial(logits.softmax(-1), 1, generator=generator).view(count, query)
+    x = torch.arange(count * query, dtype=torch.float32).view(count, query, 1)
+    support = torch.zeros(count, way, 1), torch.arange(way).expand(count, -1)
+    return Said(sharpness * logits), Episodes(*support, x, target, way)
+
+
+def own_calibration_error(confidence: Any, right: Any) -> float:
+    """15 bins (0, 1/15], ..., (14/15, 1], in double precision."""
+    confidence, right, error = np.asarray(confidence, dtype=np.float64), np.asarray(right, dtype=np.float64), 0.0
+    for low, high in pairwise(np.linspace(0, 1, 16)):
+        inside = (confidence > low) & (confidence <= high)
+        if inside.any():
+            error += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+    return error
+
+
+# Evaluation
+
+
+def test_each_image_is_embedded_once_and_that_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "IMAGES_AT_ONCE", 7)
+    model, episodes = learner(), tasks(60)
+    apart = torch.cat([model.predict(task.looked_up()).mean for task in episodes.batches(1)])
+    seen: list[Tensor] = []
+    model.embedding.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    torch.testing.assert_close(answers(model, episodes, batch=3)[0], apart, rtol=0, atol=1e-4)
+    images = torch.cat([x.flatten(0, 1) for x in seen]).flatten(1)
+    assert len(images) == len(torch.unique(images, dim=0)) == CLASSES * SAMPLES  # the tasks use them many times
+
+
+@each_statistics
+def test_results_do_not_depend_on_the_batch_size(statistics: Statistics) -> None:
+    model, episodes = learner(statistics), tasks()
+    one, five, default = (evaluate_learner(model, episodes, 0, batch) for batch in (1, 5, None))
+    for other in (one, five):
+        assert torch.equal(other.per_task, default.per_task)
+        assert other.nll == pytest.approx(default.nll, rel=1e-5)
+        assert other.ece == pytest.approx(default.ece, rel=1e-4)
+    assert default.protocol == ("transductive" if statistics == "episode" else "inductive")
+    assert default.statistics == statistics
+
+
+def test_figures_are_those_of_numpy() -> None:
+    model, episodes = said()
+    assert episodes.query_y is not None
+    result = evaluate_learner(model, episodes, seed=4)
+    logits, target = model.logits.double().numpy().reshape(400, 10, 5), episodes.query_y.numpy()
+    probability = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    right = probability.argmax(-1) == target
+    np.testing.assert_allclose(result.per_task, 100 * right.mean(1), rtol=1e-6)
+    assert result.mean == pytest.approx(100 * right.mean(), rel=1e-6)
+    assert result.nll == pytest.approx(-np.log(np.take_along_axis(probability, target[..., None], -1)).mean(), rel=1e-5)
+    assert result.ece == pytest.approx(own_calibration_error(probability.max(-1), right), rel=1e-4)
+    low, high = scipy.stats.t.interval(0.95, 399, scale=scipy.stats.sem(100 * right.mean(1)))
+    assert result.ci95 == pytest.approx((high - low) / 2, rel=1e-6)
+
+
+@pytest.mark.xfail(strict=True, reason="torchmetrics gives a confidence of 1 a bin of its own")
+def test_answers_that_are_wholly_sure_share_the_last_bin() -> None:
+    right, confidence = torch.tensor([0, 1, 1, 1]), torch.tensor([1.0, 1.0, 0.95, 0.95], dtype=torch.double)
+    probability = torch.stack([1 - confidence, confidence], dim=-1)[None]
+    expected = own_calibration_error(confidence, right)
+    assert expected == pytest.approx(0.225)
+    assert calibration_error(probability.log(), right[None]) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.xfail(strict=True, reason="torchmetrics sums confidences in single precision")
+@pytest.mark.parametrize("confidence", [0.97, 0.995])
+def test_calibration_error_is_exact_on_as_many_answers_as_a_test_has(confidence: float) -> None:
+    count = 900_000  # 3,000 tasks of 20 ways and 15 queries
+    probability = torch.tensor([confidence, 1 - confidence]).expand(1, count, 2)
+    target = (torch.arange(count) % 1000 >= 1000 * confidence).long()[None]
+    assert calibration_error(probability.log(), target) == pytest.approx(0, abs=1e-5)
+
+
+def test_a_result_says_all_that_is_needed_to_compare_it() -> None:
+    result = evaluate_learner(learner(), tasks(), seed=4, split="random, seed 0", within_alphabet=False)
+    summary = json.loads(json.dumps(result.to_dict()))
+    expected = {"metric": "accuracy", "tasks": 12, "way": 4, "shot": 2, "query": 5, "seed": 4, "temperature": 1.0}
+    expected |= {"protocol": "inductive", "statistics": "running", "split": "random, seed 0", "within_alphabet": False}
+    assert {name: summary[name] for name in expected} == expected
+    assert 0 < summary["ece"] < 1
+    assert 25 < summary["mean"] < 100  # percent, above chance
+    assert summary["mean"] == pytest.approx(result.per_task.mean().item())
+    assert not {"coverage90", "per_task", "pretraining"} & summary.keys()
+
+
+def test_the_fingerprint_depends_on_pictures_and_rows() -> None:
+    first, again, other = tasks(), tasks(), tasks(seed=1)
+    assert first.bank is not None
+    touched = first.bank.clone()
+    touched[-1, 0, 0, 0] ^= 1
+    moved = first.support_x.clone()
+    moved[0, 0] += 1
+    variants = [first, other, replace(first, bank=touched), replace(first, support_x=moved)]
+    assert fingerprint(first) == fingerprint(again)
+    assert len({fingerprint(episodes) for episodes in variants}) == len(variants)
+
+
+@pytest.mark.xfail(strict=True, reason="answers() leaves the learner in evaluation mode")
+def test_evaluating_leaves_the_learner_as_it_was() -> None:
+    model = learner().train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    measure(model, tasks())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert model.training
+
+
+# Calibration
+
+
+def test_calibrating_finds_the_temperature_of_least_nll_and_changes_no_answer() -> None:
+    model, episodes = said(sharpness=3.0)
+    before, ece = measure(model, episodes), evaluate_learner(model, episodes, 0).ece
+    model.temperature.fill_(7.0)  # what was fitted before does not matter
+    calibrated = calibrate(model, episodes)
+    assert model.temperature.item() == pytest.approx(3, rel=0.05)  # what the answers were sharpened by
+    target = episodes.query_y.flatten()  # type: ignore[union-attr]
+    grid = [F.cross_entropy(model.logits / temperature, target).item() for temperature in torch.linspace(2, 4, 41)]
+    assert calibrated["nll"].mean().item() <= min(grid) + 1e-6
+    assert calibrated["nll"].mean() < before["nll"].mean() - 0.1
+    assert torch.equal(calibrated["accuracy"], before["accuracy"])
+    after = evaluate_learner(model, episodes, 0)
+    assert after.nll == pytest.approx(calibrated["nll"].mean().item(), rel=1e-5)
+    assert after.temperature == pytest.approx(model.temperature.item())
+    assert after.ece < 0.03  # type: ignore[operator]
+    assert ece > 0.1  # type: ignore[operator]
+
+
+# Training on a folder of pictures, and testing the run
+
+TINY: dict[str, Any] = {"way": 3, "shot": 1, "query": 5, "test_query": 5, "batch": 2, "train_way": 6}
+TINY |= {"image_size": SIDE, "grey": True, "embedding": "conv4", "channels": 16, "context": "none", "bases": 64}
+TINY |= {"train_bases": 32, "lr": 5e-3, "warmup": 5, "validate_tasks": 60, "threads": 1, "quiet": True}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("METAVRF_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("data") / "pictures")
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    return metavrf.train(str(folder), out=out, iterations=30, validate_every=10, augment="none", **TINY)
+
+
+def test_training_learns_classes_it_is_not_trained_on(run: Run) -> None:
+    metrics, result = run.metrics(), run.result()
+    assert result is not None
+    accuracies = [record["val_accuracy"] for record in metrics]
+    assert max(accuracies) == result["validation"]["val_accuracy"] > max(80, accuracies[0] + 5)  # chance is 33
+    assert metrics[-1]["val_nll"] < 0.8 * metrics[0]["val_nll"]
+
+
+def test_a_run_keeps_the_lists_of_its_classes(run: Run) -> None:
+    data = run.data()
+    assert data is not None
+    parts = [data["classes"][part] for part in ("train", "val", "test")]
+    assert [len(part) for part in parts] == [15, 5, 5]
+    assert sorted(name for part in parts for name in part) == [f"class{number:02}" for number in range(CLASSES)]
+    assert (data["inputs"], data["targets"], data["split"]) == ([1, SIDE, SIDE], None, "random, seed 0")
+
+
+def test_testing_twice_gives_the_same_to_the_bit(run: Run) -> None:
+    first, again = (metavrf.evaluate(run.path, tasks=20) for _ in range(2))
+    assert torch.equal(first.per_task, again.per_task)
+    assert without(first.to_dict(), "seconds") == without(again.to_dict(), "seconds")
+    assert (first.split, first.within_alphabet, first.pretraining) == ("random, seed 0", False, None)
+    assert first.temperature == pytest.approx(metavrf.load(run.path).temperature.item())
+    assert first.temperature != 1
+    assert metavrf.evaluate(run.path, tasks=20, seed=1).data_sha256 != first.data_sha256
+
+
+def test_way_shot_and_query_may_differ_from_training(run: Run) -> None:
+    result = metavrf.evaluate(run.path, tasks=20, way=2, shot=3, query=4)
+    assert (result.way, result.shot, result.query, result.tasks) == (2, 3, 4, 20)
+    assert result.mean > 60
+    with pytest.raises(UserError, match="way=6 exceeds the 5 classes"):
+        metavrf.evaluate(run.path, tasks=20, way=6)
+
+
+def test_protocols_are_tested_on_the_same_tasks_and_labelled(run: Run) -> None:
+    options: list[dict[str, Any]] = [{}, {"statistics": "support"}, {"protocol": "transductive"}]
+    results = [metavrf.evaluate(run.path, tasks=20, **chosen) for chosen in options]
+    labels = [(result.protocol, result.statistics) for result in results]
+    assert labels == [("inductive", "running"), ("inductive", "support"), ("transductive", "episode")]
+    assert len({result.data_sha256 for result in results}) == 1
+    assert len({result.nll for result in results}) == 3
+
+
+@pytest.mark.parametrize(
+    "options", [{"protocol": "transductive", "statistics": "support"}, {"statistics": "episode"}, {"protocol": "other"}]
+)
+def test_protocols_that_do_not_exist_are_refused(run: Run, options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="is not a choice: give inductive"):
+        metavrf.evaluate(run.path, tasks=2, **options)
+
+
+def test_tasks_within_an_alphabet_need_alphabets(run: Run) -> None:
+    with pytest.raises(UserError, match=r"^these classes have no groups \(alphabets\).*$"):
+        metavrf.evaluate(run.path, tasks=2, within_alphabet=True)
+
+
+@pytest.mark.xfail(strict=True, reason="Adam's moments come back in another memory layout than the weights")
+@pytest.mark.parametrize(("context", "augment"), [("none", "crop-flip"), ("lstm", "affine")])
+def test_a_resumed_run_equals_one_never_interrupted(
+    context: str, augment: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**TINY, "context": context, "augment": augment, "dropout": 0.2, "iterations": 9, "validate_every": 4}
+    torch.manual_seed(0)
+    metavrf.train(str(folder), out=tmp_path / "whole", **options)
+    step = training.Trainer.train_step
+
+    def crash(trainer: training.Trainer) -> dict[str, Tensor]:
+        if trainer.step == 6:  # two steps after a checkpoint
+            raise ZeroDivisionError
+        return step(trainer)
+
+    torch.manual_seed(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Trainer, "train_step", crash)
+        with pytest.raises(ZeroDivisionError):
+            metavrf.train(str(folder), out=tmp_path / "broken", **options)
+    torch.manual_seed(1)
+    metavrf.train(out=tmp_path / "broken", resume=True, quiet=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.xfail(strict=True, reason="initialise() draws its dropout from the caller's generator")
+def test_the_seed_alone_decides_a_run_with_dropout(folder: Path, tmp_path: Path) -> None:
+    options = {**TINY, "dropout": 0.2, "iterations": 2, "validate_every": 2, "augment": "none"}
+    for seed in (0, 1):
+        torch.manual_seed(seed)  # of the caller's own
+        state = torch.get_rng_state()
+        metavrf.train(str(folder), out=tmp_path / str(seed), **options)
+        assert torch.equal(torch.get_rng_state(), state)
+    assert_same_run(tmp_path / "0", tmp_path / "1")
+
+
+def test_a_run_goes_on_with_the_same_pictures_only(tmp_path: Path) -> None:
+    folder, out = write_folder(tmp_path / "pictures"), tmp_path / "run"
+    metavrf.train(str(folder), out=out, iterations=2, validate_every=2, augment="none", **TINY)
+    Image.new("L", (SIDE, SIDE), 7).save(folder / "class00" / "new.png")
+    with pytest.raises(UserError, match="a resumed run needs the same files"):
+        metavrf.train(out=out, resume=True, quiet=True)
+    (folder / "class99").mkdir()
+    Image.new("L", (SIDE, SIDE), 9).save(folder / "class99" / "new.png")
+    with pytest.raises(UserError, match="not those the run was split by"):
+        metavrf.evaluate(out, tasks=2)
+
+
+built_too_late = pytest.mark.xfail(strict=True, reason="the learner is built after the run directory is made")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"embedding": "conv5", "image_size": 16}, "16 x 16 pixels are too small", marks=built_too_late),
+        pytest.param({"context_inputs": "xy"}, "context_inputs = 'xy' is for regression", marks=built_too_late),
+        ({"way": 6}, "way=6 exceeds the 5 classes"),
+        ({"test_query": 8}, "need 9 samples a class"),
+        pytest.param({"dropout": 1.5}, "dropout = 1.5", marks=pytest.mark.xfail(strict=True, reason="not checked")),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(
+    options: dict[str, Any], message: str, folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        metavrf.train(str(folder), out=tmp_path / "run", **{**TINY, "iterations": 2, **options})
+    assert not (tmp_path / "run").exists()
