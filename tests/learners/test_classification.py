@@ -113,13 +113,6 @@ def test_a_task_is_solved_on_its_own(name: str, context: str, statistics: Statis
     order = torch.tensor([2, 0, 3, 1])
     shuffled = Episodes(episodes.support_x[order], episodes.support_y[order], episodes.query_x[order], way=4)
     close(learner.predict(shuffled).mean, together[order])
-    company = Episodes(  # a task beside pictures of nothing
-        torch.cat([episodes.support_x[:1], noise(episodes.support_x[1:])]),
-        episodes.support_y,
-        torch.cat([episodes.query_x[:1], noise(episodes.query_x[1:])]),
-        way=4,
-    )
-    close(learner.predict(company).mean[:1], together[:1])
 
 
 # The mathematics

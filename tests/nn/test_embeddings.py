@@ -186,10 +186,6 @@ def test_own_statistics_reach_every_layer(kind: str) -> None:
     reference.training = True  # all six samples of a task alone are then its batch
     for task in range(2):
         assert relative(own[task], reference(images[task].double() / 255)) < 1e-4
-    changed = images.clone()
-    changed[:, 4:] = 255 - changed[:, 4:]
-    torch.testing.assert_close(network(changed, 4)[:, :4], network(images, 4)[:, :4], rtol=1e-5, atol=1e-5)
-    assert (network(changed, 5)[:, :4] - network(images, 5)[:, :4]).abs().max() > 1e-3
 
 
 @each_kind

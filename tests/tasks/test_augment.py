@@ -77,11 +77,11 @@ def test_an_affine_map_without_extent_is_the_identity(
 def test_an_affine_map_moves_the_centre_by_up_to_a_tenth_of_the_side(generator: torch.Generator) -> None:
     dot = torch.zeros(400, 1, 50, 50, dtype=torch.uint8)
     dot[:, :, 23:27, 23:27] = 255
-    moved = affine(dot, generator).double().squeeze(1)
+    moved = affine(dot, generator).float().squeeze(1)
     place = torch.arange(50) - 24.5
     shift = torch.stack([moved.sum(axis) @ place / moved.sum((1, 2)) for axis in (1, 2)])
-    assert (shift.amax(1) - 5).abs().max() < 0.2
-    assert (shift.amin(1) + 5).abs().max() < 0.2
+    for extreme in (shift.amax(1), -shift.amin(1)):
+        assert ((extreme > 4.7) & (extreme < 6.5)).all()  # 5 before stretching
 
 
 def test_an_affine_map_leaves_about_as_much_ink(generator: torch.Generator) -> None:
