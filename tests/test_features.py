@@ -54,6 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     place = tmp_path_factory.mktemp("data")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("METAVRF_CACHE", str(place / "cache"))
+        (place / "modules.py").write_text(MODULES)
         yield str(write_folder(place / "pictures"))
 
 
@@ -63,11 +64,8 @@ def run(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return metavrf.train(folder, out=out, iterations=4, validate_every=4, augment="none", **TINY)
 
 
-@pytest.fixture(scope="module")
-def modules(tmp_path_factory: pytest.TempPathFactory) -> str:
-    file = tmp_path_factory.mktemp("own") / "modules.py"
-    file.write_text(MODULES)
-    return str(file)
+def own(folder: str, name: str) -> str:
+    return f"{Path(folder).parent}/modules.py:{name}"
 
 
 def write(task: str, by: object, out: Path, settings: DataSettings = PICTURES) -> str:
@@ -87,11 +85,13 @@ def test_features_by_a_run_are_those_of_its_embedding(folder: str, run: Run, tmp
     with torch.inference_mode():
         expected = metavrf.load(run.path).embedding(images(folder).unsqueeze(0))[0]
     torch.testing.assert_close(read_tensors(tmp_path / "z.safetensors")[0]["inputs"], expected, rtol=1e-4, atol=1e-5)
+    metavrf.train(f"{tmp_path}/z.safetensors", out=tmp_path / "run", iterations=2, validate_every=2, **ON_FEATURES)
+    assert "pretraining" not in metavrf.evaluate(tmp_path / "run", tasks=4).to_dict()
 
 
 @pytest.mark.parametrize("name", ["flat", "make", "Flat"])
-def test_features_by_an_own_module_keep_classes_and_split(name: str, folder: str, modules: str, tmp_path: Path) -> None:
-    out = write(folder, f"{modules}:{name}", tmp_path / "z.safetensors")
+def test_features_by_an_own_module_keep_classes_and_split(name: str, folder: str, tmp_path: Path) -> None:
+    out = write(folder, own(folder, name), tmp_path / "z.safetensors")
     pictures, features = open_tasks(folder, PICTURES), open_tasks(out, DataSettings())
     assert isinstance(features, ClassTasks)
     expected = torch.nn.functional.avg_pool2d(images(folder).float(), 4).flatten(1) / 100 - 1.3
@@ -102,21 +102,13 @@ def test_features_by_an_own_module_keep_classes_and_split(name: str, folder: str
 
 
 @pytest.mark.parametrize("learner", ["metavrf", "rff"])
-def test_a_run_on_features_learns_and_says_what_they_were_trained_on(
-    learner: str, folder: str, modules: str, tmp_path: Path
-) -> None:
-    out = write(folder, f"{modules}:flat", tmp_path / "z.safetensors")
+def test_a_run_on_features_learns_and_says_what_they_were_trained_on(learner: str, folder: str, tmp_path: Path) -> None:
+    out = write(folder, own(folder, "flat"), tmp_path / "z.safetensors")
     run = metavrf.train(out, out=tmp_path / "run", learner=learner, iterations=10, validate_every=10, **ON_FEATURES)
     result = metavrf.evaluate(run.path, tasks=40)
     assert result.mean > 60  # chance is 33
-    assert (result.pretraining, result.split) == (f"own ({modules}:flat)", "random, seed 0")
+    assert (result.pretraining, result.split) == (f"own ({own(folder, 'flat')})", "random, seed 0")
     assert not any(name.startswith("embedding") for name in read_tensors(run.model_file)[0])
-
-
-def test_a_run_on_the_features_of_a_run_is_not_called_pretrained(folder: str, run: Run, tmp_path: Path) -> None:
-    out = write(folder, run.path, tmp_path / "z.safetensors")
-    upper = metavrf.train(out, out=tmp_path / "run", iterations=2, validate_every=2, **ON_FEATURES)
-    assert "pretraining" not in metavrf.evaluate(upper.path, tasks=4).to_dict()
 
 
 @pytest.mark.xfail(strict=True, reason="the hash is of the names, not of the features")
@@ -154,30 +146,28 @@ traceback = pytest.mark.xfail(strict=True, reason="a traceback or the wrong sent
         pytest.param("plain", "plain failed", marks=traceback),
     ],
 )
-def test_modules_that_cannot_work_are_one_sentence(
-    name: str, message: str, folder: str, modules: str, tmp_path: Path
-) -> None:
+def test_modules_that_cannot_work_are_one_sentence(name: str, message: str, folder: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message) as error:
-        write(folder, f"{modules}:{name}", tmp_path / "z.safetensors")
+        write(folder, own(folder, name), tmp_path / "z.safetensors")
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
 
 
-def test_files_that_cannot_be_read_or_written_are_one_sentence(folder: str, modules: str, tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_or_written_are_one_sentence(folder: str, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def (")
     cases = {
-        "must end in .safetensors": (folder, f"{modules}:flat", "z.pt"),
+        "must end in .safetensors": (folder, own(folder, "flat"), "z.pt"),
         "nothing.py does not exist": (folder, "nothing.py:flat", "z.safetensors"),
         "broken.py:flat failed: SyntaxError": (folder, f"{tmp_path}/broken.py:flat", "z.safetensors"),
         "nowhere is not a run": (folder, "nowhere", "z.safetensors"),
-        "sine has no pictures to embed": ("sine", f"{modules}:flat", "z.safetensors"),
+        "sine has no pictures to embed": ("sine", own(folder, "flat"), "z.safetensors"),
     }
     for message, (task, by, out) in cases.items():
         with pytest.raises(UserError, match=message):
             write(task, by, tmp_path / out)
-    ready = write(folder, f"{modules}:flat", tmp_path / "z.safetensors")
+    ready = write(folder, own(folder, "flat"), tmp_path / "z.safetensors")
     with pytest.raises(UserError, match="has no pictures to embed"):
-        write(ready, f"{modules}:flat", tmp_path / "again.safetensors")
+        write(ready, own(folder, "flat"), tmp_path / "again.safetensors")
     upper = metavrf.train(ready, out=tmp_path / "run", iterations=1, validate_every=1, **ON_FEATURES)
     with pytest.raises(UserError, match="has no embedding of pictures"):
         write(folder, upper.path, tmp_path / "again.safetensors")

@@ -265,7 +265,8 @@ class Data:
             for file, where in entry["files"].items():
                 print(f"  {file}: {where or 'missing'}")
             if "classes" in entry:
-                print("  classes: " + ", ".join(f"{count} {part}" for part, count in entry["classes"].items()))
+                parts = (f"{part} {count} ({entry['images'][part]:,})" for part, count in entry["classes"].items())
+                print(f"  classes (images): {', '.join(parts)}")
             print(f"  splits: {', '.join(entry['splits'])}\n  licence: {entry['licence']}\n  cite: {entry['citation']}")
 
 

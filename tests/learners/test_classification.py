@@ -20,8 +20,9 @@ from metavrf.learners.base import Statistics
 from metavrf.learners.head import RIDGE_FLOOR
 from metavrf.learners.metavrf import KernelLearner, MetaVRF
 from metavrf.randomness import stream
-from metavrf.tasks.bank import Bank
 from metavrf.tasks.source import Description
+from test_classes import SIDE
+from test_classes import tasks as tasks_on_bank
 
 LEARNERS = [("metavrf", "none"), ("metavrf", "lstm"), ("metavrf", "bilstm"), ("rff", "none")]
 each_learner = pytest.mark.parametrize(("name", "context"), LEARNERS)
@@ -29,37 +30,21 @@ each_inductive = pytest.mark.parametrize("statistics", ["running", "support"])
 each_statistics = pytest.mark.parametrize("statistics", ["running", "support", "episode"])
 
 
-def patterns(seed: int, classes: int = 12, samples: int = 8) -> Bank:
-    """Classes that are random pictures of 12 x 12 pixels, their samples under noise."""
-    generator = torch.Generator().manual_seed(seed)
-    centres = 255 * torch.rand(classes, 1, 1, 12, 12, generator=generator)
-    noisy = centres + 60 * torch.randn(classes, samples, 1, 12, 12, generator=generator)
-    labels = torch.arange(classes).repeat_interleave(samples)
-    return Bank.of_labels(noisy.clamp(0, 255).byte().flatten(0, 1), labels, [f"class {k}" for k in range(classes)])
-
-
 def tasks(count: int = 4, way: int = 4, shot: int = 2, query: int = 3, seed: int = 0) -> Episodes:
-    return patterns(seed=9).sample(count, way, shot, query, torch.Generator().manual_seed(seed)).looked_up()
+    return tasks_on_bank(count, way, shot, query, seed).looked_up()
 
 
 def noise(like: Tensor) -> Tensor:
     return torch.randint(0, 256, like.shape, dtype=torch.uint8)
 
 
-def new_learner(name: str = "metavrf", context: str = "none", **options: Any) -> KernelLearner:
-    config = preset("./pictures", name).with_options(
-        **{"embedding": "conv4", "context": context, "channels": 16, "bases": 64, **options}
-    )
-    learner = build(config, Description((1, 12, 12), targets=None))
-    assert isinstance(learner, KernelLearner)
-    return learner
-
-
 def experienced(
     name: str = "metavrf", context: str = "none", statistics: Statistics = "running", **options: Any
 ) -> KernelLearner:
     """A learner with weights, scale, running statistics and context as after some training."""
-    learner = awake(new_learner(name, context, **options))
+    options = {"embedding": "conv4", "context": context, "channels": 16, "bases": 64, **options}
+    learner = awake(build(preset("./pictures", name).with_options(**options), Description((1, SIDE, SIDE), None)))
+    assert isinstance(learner, KernelLearner)
     for norm in (module for module in learner.modules() if isinstance(module, nn.BatchNorm2d)):
         nn.init.uniform_(norm.weight, 0.5, 2)
         nn.init.uniform_(norm.bias, -1, 1)
@@ -210,4 +195,4 @@ def test_the_loss_reaches_every_weight(name: str, context: str) -> None:
 @pytest.mark.parametrize("context", ["none", "lstm", "bilstm"])
 def test_a_context_that_sees_targets_is_refused_for_classes(context: str) -> None:
     with pytest.raises(UserError, match="context_inputs = 'xy' is for regression"):
-        new_learner("metavrf", context, context_inputs="xy")
+        experienced("metavrf", context, context_inputs="xy")

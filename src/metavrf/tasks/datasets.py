@@ -14,7 +14,7 @@ import torch
 
 from metavrf.errors import UserError
 from metavrf.tasks.bank import Bank
-from metavrf.tasks.images import ParquetSource, Preprocessing, cache_folder, read_bank
+from metavrf.tasks.images import ParquetSource, Preprocessing, cache_folder, read_bank, rotated_names
 from metavrf.tasks.splits import Split, divide
 
 Divide = Callable[[Sequence[str], int], Split]
@@ -129,9 +129,7 @@ def _random_characters(names: Sequence[str], seed: int) -> Split:
 
 
 def _with_rotations(split: Split) -> Split:
-    return {
-        part: [name + turn for turn in ("", "@90", "@180", "@270") for name in names] for part, names in split.items()
-    }
+    return {part: list(rotated_names(dict.fromkeys(names, 0))) for part, names in split.items()}
 
 
 def _cifar(name: str) -> Divide:
@@ -215,9 +213,10 @@ def listing(named: NamedSet, data: str) -> dict[str, Any]:
         "citation": named.citation,
     }
     if entry["complete"]:
-        bank, _ = named.read(data)
-        split = next(iter(named.splits.values()))(bank.names, 0)
-        members = {part: bank.select(names, named.name) for part, names in split.items()}
+        counts = ParquetSource(named.find(data)).counts()
+        if named.preprocessing.rotations:
+            counts = rotated_names(counts)
+        split = next(iter(named.splits.values()))(list(counts), 0)
         entry["classes"] = {part: len(names) for part, names in split.items()}
-        entry["images"] = {part: int(chosen.counts.sum()) for part, chosen in members.items()}
+        entry["images"] = {part: sum(counts.get(name, 0) for name in names) for part, names in split.items()}
     return entry

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -27,6 +28,7 @@ from metavrf.tasks.bank import Bank
 
 if TYPE_CHECKING:
     from PIL import Image
+    from pyarrow import Table
 
 FORMAT = 1  # of the cache; a change makes old files unused
 MOST_PIXELS = 50_000_000  # of a picture before it is resized: more is a mistake or an attack
@@ -135,38 +137,59 @@ class ParquetSource(Source):
         """SHA-256 of the files."""
         return self._digest.hexdigest()
 
+    def counts(self) -> dict[str, int]:
+        """How many pictures each class has; decodes none."""
+        self.names, self.labels = [], []
+        for file in self.files:
+            self._read_labels(file, _table(file, ["label"]))
+        counted = Counter(self.labels)
+        return {name: counted[number] for number, name in enumerate(self.names)}
+
     def pictures(self) -> Iterator[tuple[bytes | Path, str]]:
         """The rows of all files. Also sets ``labels`` and ``names``: classes of equal name are one class."""
         import pyarrow
-        import pyarrow.parquet
 
         self.names, self.labels = [], []
         for file in self.files:
-            try:
-                table = pyarrow.parquet.read_table(file)
-            except (pyarrow.ArrowException, OSError) as error:
-                raise UserError(f"{file} is not a Parquet file that can be read ({error})") from error
-            for column in ("image", "label"):
-                if column not in table.column_names:
-                    raise UserError(f"{file} has no column {column!r}: it has {', '.join(table.column_names)}")
+            table = _table(file, ["image", "label"])
             kind = table.schema.field("image").type
             if not pyarrow.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
                 raise UserError(f"the column 'image' of {file} is {kind}: it must be a struct with the field 'bytes'")
-            label = table["label"].combine_chunks()
-            if not pyarrow.types.is_integer(label.type) or label.null_count:
-                raise UserError(f"the column 'label' of {file} must hold whole numbers, and no empty rows")
-            labels = label.to_pylist()
-            names = _class_names(table.schema.metadata, labels, file)
-            known = {name: index for index, name in enumerate(self.names)}
-            for name in names:
-                known.setdefault(name, len(known))
-            self.names = list(known)
-            self.labels += [known[names[number]] for number in labels]
+            self._read_labels(file, table)
             for row, entry in enumerate(table["image"]):
                 data = entry["bytes"].as_py() if entry.is_valid else None
                 if data is None:
                     raise UserError(f"row {row} of {file} has no image")
                 yield data, f"row {row} of {file}"
+
+    def _read_labels(self, file: Path, table: Table) -> None:
+        import pyarrow
+
+        label = table["label"].combine_chunks()
+        if not pyarrow.types.is_integer(label.type) or label.null_count:
+            raise UserError(f"the column 'label' of {file} must hold whole numbers, and no empty rows")
+        labels = label.to_pylist()
+        names = _class_names(table.schema.metadata, labels, file)
+        known = {name: index for index, name in enumerate(self.names)}
+        for name in names:
+            known.setdefault(name, len(known))
+        self.names = list(known)
+        self.labels += [known[names[number]] for number in labels]
+
+
+def _table(file: Path, columns: list[str]) -> Table:
+    """Some columns of a Parquet file, all of which must be there."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        there = pyarrow.parquet.read_schema(file).names
+        for column in columns:
+            if column not in there:
+                raise UserError(f"{file} has no column {column!r}: it has {', '.join(there)}")
+        return pyarrow.parquet.read_table(file, columns=columns)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{file} is not a Parquet file that can be read ({error})") from error
 
 
 def _class_names(metadata: dict[bytes, bytes] | None, labels: list[int], file: Path) -> list[str]:
@@ -264,8 +287,13 @@ def rotated(bank: Bank) -> Bank:
         torch.cat([torch.rot90(bank.inputs, turn, (2, 3)) for turn in turns]),
         torch.cat([bank.starts + turn * size for turn in turns]),
         bank.counts.repeat(4),
-        [name if turn == 0 else f"{name}@{90 * turn}" for turn in turns for name in bank.names],
+        list(rotated_names(dict.fromkeys(bank.names, 0))),
     )
+
+
+def rotated_names(counts: dict[str, int]) -> dict[str, int]:
+    """Counts by class with the rotated classes: first all upright ones, then all turned by 90°, and so on."""
+    return {name + turn: count for turn in ("", "@90", "@180", "@270") for name, count in counts.items()}
 
 
 def cache_folder() -> Path:
