@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ def tasks(count: int = 12, way: int = 4, shot: int = 2, query: int = 5, seed: in
 
 def learner(statistics: Statistics = "running") -> KernelLearner:
     """An untrained learner whose running statistics are not trivial, and which is too sure of itself."""
-    config = preset("./pictures").with_options(embedding="conv4", channels=16, bases=64, gamma=60.0)
+    config = preset("./pictures").with_options(embedding="conv4", channels=16, bases=64, gamma=25.0)
     made = build(config, Description((1, SIDE, SIDE), targets=None))
     assert isinstance(made, KernelLearner)
     made.initialise(tasks().looked_up())
@@ -74,15 +73,9 @@ def learner(statistics: Statistics = "running") -> KernelLearner:
 
 def own_calibration_error(confidence: Any, right: Any) -> float:
     """15 bins (0, 1/15], ..., (14/15, 1], in double precision."""
-    confidence, right, error = np.asarray(confidence, dtype=np.float64), np.asarray(right, dtype=np.float64), 0.0
-    for low, high in pairwise(np.linspace(0, 1, 16)):
-        inside = (confidence > low) & (confidence <= high)
-        if inside.any():
-            error += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
-    return error
-
-
-# Evaluation
+    confidence, right = np.asarray(confidence, dtype=np.float64), np.asarray(right, dtype=np.float64)
+    number = np.ceil(15 * confidence)
+    return sum(abs((right - confidence)[number == k].sum()) for k in range(1, 16)) / confidence.size
 
 
 def test_each_image_is_embedded_once_and_that_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +154,7 @@ def test_calibrating_finds_the_temperature_of_least_nll_and_changes_no_answer() 
     model.temperature.fill_(7.0)  # what was fitted before does not matter
     calibrated = calibrate(model, episodes)
     target = episodes.query_y.flatten()  # type: ignore[union-attr]
-    grid = {t: F.cross_entropy(logits / t, target).item() for t in torch.linspace(0.5, 10, 96).tolist()}
+    grid = {t: F.cross_entropy(logits / t, target).item() for t in torch.linspace(1, 9, 81).tolist()}
     assert model.temperature.item() == pytest.approx(min(grid, key=lambda t: grid[t]), abs=0.1)
     assert calibrated["nll"].mean().item() == pytest.approx(min(grid.values()), abs=1e-3)
     assert calibrated["nll"].mean() < before["nll"].mean() - 0.1
@@ -244,13 +237,12 @@ def test_protocols_are_tested_on_the_same_tasks_and_labelled(run: Run) -> None:
             metavrf.evaluate(run.path, tasks=2, **wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.xfail(strict=True, reason="Adam's moments come back in another memory layout than the weights")
+@pytest.mark.xfail(strict=True, reason="Adam's moments come back in another layout than the weights; and initialise()")
 @pytest.mark.parametrize(("context", "augment"), [("none", "crop-flip"), ("lstm", "affine")])
 def test_a_resumed_run_equals_one_never_interrupted(
     context: str, augment: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {**TINY, "context": context, "augment": augment, "dropout": 0.2, "iterations": 9, "validate_every": 4}
-    torch.manual_seed(0)
     metavrf.train(str(folder), out=tmp_path / "whole", **options)
     step = training.Trainer.train_step
 
@@ -259,12 +251,10 @@ def test_a_resumed_run_equals_one_never_interrupted(
             raise ZeroDivisionError
         return step(trainer)
 
-    torch.manual_seed(0)
     with monkeypatch.context() as patch:
         patch.setattr(training.Trainer, "train_step", crash)
         with pytest.raises(ZeroDivisionError):
             metavrf.train(str(folder), out=tmp_path / "broken", **options)
-    torch.manual_seed(1)
     metavrf.train(out=tmp_path / "broken", resume=True, quiet=True)
     assert_same_run(tmp_path / "whole", tmp_path / "broken")
 

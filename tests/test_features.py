@@ -1,5 +1,3 @@
-"""Feature files: pictures embedded once, and a kernel learned on top of them."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -42,8 +40,8 @@ def fail():
 def lookup():
     return {}["weights"]
 
-flat, number, table, cube, few, scalar = Flat(), 3, dict, Zeros(), Zeros(), Zeros()
-cube.shape, few.shape, scalar.shape = (64, 2, 2), (3, 4), ()
+flat, number, table, cube, scalar = Flat(), 3, dict, Zeros(), Zeros()
+cube.shape, scalar.shape = (64, 2, 2), ()
 nans = nn.Sequential(Flat(), nn.Threshold(1e9, float("nan")))
 plain = nn.Sequential(nn.Flatten(), nn.Linear(144, 4))
 """
@@ -140,7 +138,6 @@ traceback = pytest.mark.xfail(strict=True, reason="a traceback or the wrong sent
         ("fail", "failed: RuntimeError: no weights$"),
         pytest.param("lookup", "lookup failed: KeyError", marks=traceback),
         ("cube", r"gives \(64, 2, 2\) for 64 pictures: it must be \[N, features\]"),
-        ("few", r"gives \(3, 4\) for 64 pictures"),
         pytest.param("scalar", r"gives \(\) for 64 pictures", marks=traceback),
         ("nans", "gives features that are not finite"),
         pytest.param("plain", "plain failed", marks=traceback),
@@ -168,6 +165,3 @@ def test_files_that_cannot_be_read_or_written_are_one_sentence(folder: str, tmp_
     ready = write(folder, own(folder, "flat"), tmp_path / "z.safetensors")
     with pytest.raises(UserError, match="has no pictures to embed"):
         write(ready, own(folder, "flat"), tmp_path / "again.safetensors")
-    upper = metavrf.train(ready, out=tmp_path / "run", iterations=1, validate_every=1, **ON_FEATURES)
-    with pytest.raises(UserError, match="has no embedding of pictures"):
-        write(folder, upper.path, tmp_path / "again.safetensors")

@@ -94,9 +94,6 @@ def relative(value: Tensor, expected: Tensor) -> float:
     return ((value.double() - expected).norm() / expected.norm()).item()
 
 
-# Sizes
-
-
 @pytest.mark.parametrize(
     ("name", "inputs", "channels", "features"),
     [
@@ -127,9 +124,6 @@ def test_wrn_28_10_has_its_authors_number_of_weights_and_640_features() -> None:
 def test_pictures_too_small_to_pool_are_refused() -> None:
     with pytest.raises(UserError, match="28 x 28 pixels are too small for 5 blocks"):
         make_embedding((3, 28, 28), EmbeddingSettings("conv5"), regression=False)
-
-
-# The numbers
 
 
 def worst_error(kind: str, training: bool, dtype: torch.dtype) -> float:

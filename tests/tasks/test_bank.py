@@ -31,8 +31,8 @@ def seeded(seed: int = 0) -> torch.Generator:
 def checked(episodes: Episodes, way: int, shot: int, query: int) -> tuple[Tensor, Tensor]:
     """Labels are classes and nothing is drawn twice; gives classes ``[T, C]`` and samples ``[T, C, shot + query]``."""
     assert episodes.query_y is not None
-    for labels, samples in ((episodes.support_y, shot), (episodes.query_y, query)):
-        assert torch.equal(labels, torch.arange(way).repeat_interleave(samples).expand(episodes.tasks, -1))
+    for labels, size in ((episodes.support_y, shot), (episodes.query_y, query)):
+        assert torch.equal(labels, torch.arange(way).repeat_interleave(size).expand(episodes.tasks, -1))
     drawn = torch.cat([x.view(episodes.tasks, way, -1) for x in (episodes.support_x, episodes.query_x)], dim=2)
     assert drawn.shape == (episodes.tasks, way, shot + query)
     assert all(len(set(rows)) == way * (shot + query) for rows in drawn.flatten(1).tolist())
