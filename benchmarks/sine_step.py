@@ -20,6 +20,7 @@ from torch import Tensor
 from metavrf.cli import print_table
 from metavrf.config import preset
 from metavrf.kernels.random_features import fourier_features
+from metavrf.learners import build
 from metavrf.learners.metavrf import MetaVRF
 from metavrf.memory import keep_freed_memory
 from metavrf.nn.inference import gaussian_kl
@@ -99,7 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             Run(Path(folder) / "run"),
             make_fabric(config.training),
             open_tasks("sine", config.data),
-            [],
+            build(config),
+            stopped=[],
             quiet=True,
         )
         for _ in range(20):

@@ -116,7 +116,6 @@ def test_figures_are_those_of_numpy() -> None:
     assert result.ci95 == pytest.approx((high - low) / 2, rel=1e-6)
 
 
-@pytest.mark.xfail(strict=True, reason="torchmetrics sums in single precision, and gives a confidence of 1 its own bin")
 @pytest.mark.parametrize("sure", [0.97, 0.995, 1.0])
 def test_calibration_error_is_exact_on_as_many_answers_as_a_test_has(sure: float) -> None:
     number = torch.arange(900_000)  # 3,000 tasks of 20 ways and 15 queries
@@ -237,7 +236,6 @@ def test_protocols_are_tested_on_the_same_tasks_and_labelled(run: Run) -> None:
             metavrf.evaluate(run.path, tasks=2, **wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.xfail(strict=True, reason="Adam's moments come back in another layout than the weights; and initialise()")
 @pytest.mark.parametrize(("context", "augment"), [("none", "crop-flip"), ("lstm", "affine")])
 def test_a_resumed_run_equals_one_never_interrupted(
     context: str, augment: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -259,7 +257,6 @@ def test_a_resumed_run_equals_one_never_interrupted(
     assert_same_run(tmp_path / "whole", tmp_path / "broken")
 
 
-@pytest.mark.xfail(strict=True, reason="initialise() draws its dropout from the caller's generator")
 def test_the_seed_alone_decides_a_run_with_dropout(folder: Path, tmp_path: Path) -> None:
     options = {**TINY, "dropout": 0.2, "iterations": 2, "validate_every": 2, "augment": "none"}
     for seed in (0, 1):
@@ -282,7 +279,6 @@ def test_a_run_goes_on_with_the_same_pictures_only(tmp_path: Path) -> None:
         metavrf.evaluate(out, tasks=2)
 
 
-@pytest.mark.xfail(strict=True, reason="the learner is built after the run directory is made; dropout is not checked")
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -173,6 +173,8 @@ class Config:
         for name in ("bases", "train_bases"):
             if self.model.feature_map == "sincos" and getattr(self.model, name) % 2:
                 raise UserError(f"{name} = {getattr(self.model, name)} must be even for the sincos feature map")
+        if self.embedding.dropout >= 1:
+            raise UserError(f"dropout = {self.embedding.dropout} must be less than 1")
         if self.training.devices > self.episode.batch:
             raise UserError(f"devices = {self.training.devices} exceeds the {self.episode.batch} tasks of a batch")
         return self

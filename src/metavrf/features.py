@@ -19,7 +19,7 @@ from metavrf.config import DataSettings
 from metavrf.errors import UserError
 from metavrf.nn.embeddings import Embedding
 from metavrf.progress import Progress
-from metavrf.run import write_tensors
+from metavrf.run import Run, write_tensors
 from metavrf.tasks.source import ClassTasks, Description, open_tasks
 
 BATCH = 64  # images at a time
@@ -39,12 +39,14 @@ def write_features(
     tasks = open_tasks(task, settings, quiet=quiet)
     if not isinstance(tasks, ClassTasks) or len(tasks.description.inputs) != 3:
         raise UserError(f"{task} has no pictures to embed")
+    if Path(by).is_dir():
+        _check_split(by, tasks.description)
     bank = tasks.bank
     parts: list[Tensor] = []
     with torch.inference_mode(), Progress(f"embedding {task}", len(bank.inputs), quiet=quiet) as progress:
         for images in bank.inputs.split(BATCH):
-            features = torch.as_tensor(embed(images))
-            if features.shape[0] != len(images) or features.ndim != 2:
+            features = _checked(embed, images, by)
+            if features.ndim != 2 or features.shape[0] != len(images):
                 raise UserError(
                     f"{by} gives {tuple(features.shape)} for {len(images)} pictures: it must be [N, features]"
                 )
@@ -53,7 +55,9 @@ def write_features(
     features = torch.cat(parts)
     if not torch.isfinite(features).all():
         raise UserError(f"{by} gives features that are not finite")
-    key = hashlib.sha256(f"{tasks.description.sha256} {by} {resolution}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{tasks.description.sha256} {by} {resolution}".encode())
+    digest.update(features.numpy().tobytes())  # a file or run may change under the same name
+    key = digest.hexdigest()
     description = replace(tasks.description, inputs=(features.shape[1],), sha256=key, pretraining=pretraining)
     tensors = {"inputs": features, "starts": bank.starts, "counts": bank.counts}
     if bank.groups is not None:
@@ -77,15 +81,34 @@ def embedder(by: str, resolution: int) -> tuple[Callable[[Tensor], Tensor], str]
     return lambda images: embedding(images.unsqueeze(0)).squeeze(0), ""
 
 
+def _checked(embed: Callable[[Tensor], Tensor], images: Tensor, by: str) -> Tensor:
+    """The features of some images; what the user's own module cannot do is one sentence."""
+    try:
+        return torch.as_tensor(embed(images))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UserError(f"{by} failed on uint8 pictures of shape {tuple(images.shape)}: {reason}") from error
+
+
+def _check_split(by: str, description: Description) -> None:
+    """Refuse a run that was trained on what these tasks test on: the same pictures, split otherwise."""
+    trained = api.describe(Run.open(by))
+    if trained.sha256 == description.sha256 and dict(trained.classes) != dict(description.classes):
+        raise UserError(f"the run {by} was trained on another split of these classes ({trained.split}): use its own")
+
+
 def _own_module(file: Path, name: str) -> Callable[[Tensor], Tensor]:
     """The module (or what makes it) that the user's file calls ``name``; the user names the file, so it is run."""
     if not file.is_file():
         raise UserError(f"{file} does not exist")
     try:
-        made = runpy.run_path(str(file))[name]
+        defined = runpy.run_path(str(file))
+        if name not in defined:
+            raise UserError(f"{file} does not define {name!r}: give FILE.py:NAME of a torch module")
+        made = defined[name]
         module = made if isinstance(made, nn.Module) else made()
-    except KeyError as error:
-        raise UserError(f"{file} does not define {name!r}: give FILE.py:NAME of a torch module") from error
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"{file}:{name} failed: {type(error).__name__}: {' '.join(str(error).split())}") from error
     if not isinstance(module, nn.Module):

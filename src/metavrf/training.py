@@ -82,6 +82,7 @@ def train(
     tasks = open_tasks(config.validate().task, config.data, quiet=quiet or not first_rank)
     tasks.training(config.episode, stream(0, "train"))  # what cannot work fails before anything is written
     tasks.held_out("val", 2, config.episode, stream(0, "validation"))
+    learner = build(config, tasks.description)
     data = None if tasks.description.targets else tasks.description.to_dict()
     if resume and run.data() != json.loads(json.dumps(data)):
         raise UserError(f"the data is not what {run.path} was started on: a resumed run needs the same files")
@@ -94,7 +95,7 @@ def train(
         torch.set_num_threads(config.training.threads)
     try:
         with _stop_signals() as stopped:
-            Trainer(config, run, fabric, tasks, stopped, quiet=quiet).run_to_end()
+            Trainer(config, run, fabric, tasks, learner, stopped=stopped, quiet=quiet).run_to_end()
     except RuntimeError as error:
         if fabric.world_size > 1 and "gloo" in str(error):
             raise UserError("another process of this run has failed, so this one stops too") from error
@@ -116,16 +117,25 @@ class Trainer:
     """One run in memory: learner, optimiser and where they are; ``run_to_end`` is the loop."""
 
     def __init__(
-        self, config: Config, run: Run, fabric: Fabric, tasks: Tasks, stopped: list[int], *, quiet: bool
+        self,
+        config: Config,
+        run: Run,
+        fabric: Fabric,
+        tasks: Tasks,
+        learner: Learner,
+        *,
+        stopped: list[int],
+        quiet: bool,
     ) -> None:
         self.config, self.run, self.fabric, self.stopped = config, run, fabric, stopped
         self.quiet = quiet or fabric.global_rank > 0
         self.tasks = tasks
-        self.learner: Learner = build(config, tasks.description)
+        self.learner = learner
         self.step, self.best, self.best_step, self.seconds = 0, math.inf, 0, 0.0
         self.resumed = run.state_file.exists()
         if not self.resumed:
-            self.learner.initialise(self.tasks_of(0))
+            with self._seeded_dropout():
+                self.learner.initialise(self.tasks_of(0))
         self.optimizer = torch.optim.Adam(self.learner.parameters(), lr=config.training.lr, fused=True)
         weights = self._load() if self.resumed else None
         self.wrapped, self.wrapped_optimizer = fabric.setup(self.learner, self.optimizer)
@@ -187,8 +197,7 @@ class Trainer:
             group["lr"] = learning_rate(settings, self.step)
         self.wrapped.train()
         try:
-            with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
-                torch.manual_seed(stream(settings.seed, "dropout", self.step).initial_seed())
+            with self._seeded_dropout():
                 prediction = self.wrapped(shard, stream(settings.seed, "draws", self.step))
             loss = prediction.loss
             if not math.isfinite(loss.item()):
@@ -207,6 +216,13 @@ class Trainer:
             self.wrapped_optimizer.step()
         self.step += 1
         return {"loss": loss.detach(), **{name: term.detach() for name, term in prediction.terms.items()}}
+
+    @contextmanager
+    def _seeded_dropout(self) -> Iterator[None]:
+        """Dropout draws from the global generator: seed it for this step, and leave it as it was."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stream(self.config.training.seed, "dropout", self.step).initial_seed())
+            yield
 
     def tasks_of(self, step: int) -> Episodes:
         """The training tasks of a step."""
@@ -279,7 +295,9 @@ class Trainer:
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in moments.items():
             index, _, key = name.partition(".")
-            state.setdefault(int(index), {})[key] = tensor
+            # The fused step reads moments in the memory layout of the weights (channels last), which files do not keep.
+            laid_out = tensor if key == "step" else torch.empty_like(parameters[int(index)]).copy_(tensor)
+            state.setdefault(int(index), {})[key] = laid_out
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
         try:
             self.step, self.best_step = int(metadata["step"]), int(metadata["best_step"])
