@@ -457,8 +457,8 @@ def test_a_plugin_adds_a_task_that_trains_and_evaluates(tmp_path: Path) -> None:
     without_it = run(evaluate, tmp_path / "log")
     assert without_it.code == 2
     assert without_it.err == (
-        "metavrf: task 'sawtooth' is unknown: choose from sine, sine-maml, "
-        "or give the file that registers it with --plugin\n"
+        "metavrf: task 'sawtooth' is unknown: choose from sine, sine-maml, omniglot, cifar-fs, fc100, mini-imagenet, "
+        "or give a path, or the file that registers it with --plugin\n"
     )
 
 

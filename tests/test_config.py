@@ -112,7 +112,7 @@ def test_infinite_values_are_named_and_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["kl_weight", "train_bases", "clip", "patience", "threads", "warmup", "seed"])
 def test_zero_is_allowed_where_it_has_a_meaning(name: str) -> None:
-    assert Config("sine").with_options(**{name: 0}).validate().to_toml().count(f"{name} = 0") == 1
+    assert Config("sine").with_options(**{name: 0}).validate().to_toml().count(f"\n{name} = 0") == 1
 
 
 def test_pairs_need_an_even_number_of_bases_and_phases_do_not() -> None:

@@ -173,6 +173,8 @@ class Config:
         for name in ("bases", "train_bases"):
             if self.model.feature_map == "sincos" and getattr(self.model, name) % 2:
                 raise UserError(f"{name} = {getattr(self.model, name)} must be even for the sincos feature map")
+        if self.data.image_size < 8:
+            raise UserError(f"image_size = {self.data.image_size} must be at least 8")
         if self.embedding.dropout >= 1:
             raise UserError(f"dropout = {self.embedding.dropout} must be less than 1")
         if self.training.devices > self.episode.batch:
@@ -202,7 +204,7 @@ class Config:
 
 
 _AT_LEAST_ONE = {"shot", "query", "test_query", "batch", "bases", "samples", "iterations", "validate_every", "devices"}
-_AT_LEAST_ONE |= {"channels", "image_size"}
+_AT_LEAST_ONE |= {"channels"}
 _POSITIVE = {"ridge", "gamma", "lr"}
 _NOT_NEGATIVE = {"kl_weight", "distance", "train_bases", "clip", "patience", "threads", "warmup", "seed"}
 _NOT_NEGATIVE |= {"train_way", "train_shot", "split_seed", "dropout"}
@@ -269,11 +271,20 @@ _CLASSES: dict[str, Any] = {
     "validate_every": 500,
     "validate_tasks": 600,
 }
+_PHOTOGRAPHS: dict[str, Any] = {
+    "augment": "crop-flip",
+    "train_way": 20,
+    "train_shot": 5,
+    "query": 6,
+    "distance": 1.0,
+    "lr": 2e-3,
+    "iterations": 16_000,
+}
 _IMAGE_SETS: dict[str, dict[str, Any]] = {
     "omniglot": {"augment": "affine", "dropout": 0.05, "iterations": 7000},
-    "cifar-fs": {"augment": "crop-flip", "train_way": 20, "query": 10, "iterations": 9000},
-    "fc100": {"augment": "crop-flip", "train_way": 20, "query": 10, "iterations": 9000},
-    "mini-imagenet": {"augment": "crop-flip", "embedding": "conv5", "train_way": 20, "query": 5, "iterations": 4000},
+    "cifar-fs": _PHOTOGRAPHS,
+    "fc100": _PHOTOGRAPHS,
+    "mini-imagenet": _PHOTOGRAPHS | {"embedding": "conv5", "query": 3, "iterations": 5000},
 }
 _PAPER_SETS: dict[str, dict[str, Any]] = {  # Table opt, and the dropout of the CNN tables
     "omniglot": {"iterations": 100_000, "batch": 6, "dropout": 0.1},
@@ -296,7 +307,9 @@ def preset(task: str, learner: str = "metavrf", name: str = "default") -> Config
     if name == "paper":
         config = config.with_options(**_PAPER)
     if name == "paper" and classes:
-        options = {"train_way": 0, "query": 15, "augment": "none"} | _PAPER_SETS.get(task, _PAPER_SETS["mini-imagenet"])
+        options = {"train_way": 0, "train_shot": 0, "query": 15, "augment": "none"} | _PAPER_SETS.get(
+            task, _PAPER_SETS["mini-imagenet"]
+        )
         config = config.with_options(**options)
     return config
 

@@ -71,6 +71,8 @@ def embed_once(learner: Learner, episodes: Episodes) -> Episodes:
         features = torch.cat([learner.embedding(chunk.unsqueeze(0)).squeeze(0) for chunk in images])
     finally:
         learner.train(training)
+    if not torch.isfinite(features).all():
+        raise UserError("the embedding gives features that are not finite: the model or the data is damaged")
     support, query = numbers.split([support.shape[1], query.shape[1]], dim=1)
     return replace(episodes, support_x=support, query_x=query, bank=features)
 

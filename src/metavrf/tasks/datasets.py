@@ -37,6 +37,8 @@ class NamedSet:
 
     def locate(self, data: str) -> dict[str, Path | None]:
         """Where each file is: in ``data``, METAVRF_DATA or the cache, in this order."""
+        if data and not Path(data).is_dir():
+            raise UserError(f"the data folder {data} does not exist")
         named = [data, os.environ.get("METAVRF_DATA", "")]
         folders = [Path(folder) for folder in named if folder] + [cache_folder() / "data"]
         return {
@@ -53,8 +55,6 @@ class NamedSet:
         advice = (
             f"put {', '.join(missing)} into {where}, or name the folder that holds them with --data or METAVRF_DATA"
         )
-        if data and not Path(data).is_dir():
-            raise UserError(f"the data folder {data} does not exist")
         if self.archive is None:
             raise UserError(f"{self.name} cannot be downloaded freely ({self.licence}): {advice}")
         from metavrf.tasks.download import DOWNLOADS

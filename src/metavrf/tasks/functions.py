@@ -87,6 +87,11 @@ def register_family(name: str) -> Callable[[Family], Family]:
     return register
 
 
+def families() -> list[str]:
+    """The registered names."""
+    return sorted(_FAMILIES)
+
+
 def is_family(name: str) -> bool:
     """Whether a family of that name is registered."""
     return name in _FAMILIES

@@ -52,30 +52,21 @@ class Preprocessing:
 
     def decode(self, source: bytes | Path, name: str) -> np.ndarray[Any, Any]:
         """One picture as uint8 ``[channels, size, size]``; ``name`` names it in errors."""
-        from PIL import Image, ImageOps, UnidentifiedImageError
+        from PIL import Image, ImageOps
 
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of odd metadata; too large pictures are refused below
-                with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as picture:
-                    if picture.width * picture.height > MOST_PIXELS:
-                        raise UserError(
-                            f"{name} has {picture.width} x {picture.height} pixels, more than {MOST_PIXELS:,}: "
-                            "make it smaller or remove it"
-                        )
-                    picture.draft("RGB" if self.channels == 3 else "L", (self.size, self.size))
-                    upright = ImageOps.exif_transpose(picture)
-                    pixels = np.asarray(_resize(_flatten(upright, self.channels), self.size))
+            with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as picture:
+                if picture.width * picture.height > MOST_PIXELS:
+                    raise UserError(
+                        f"{name} has {picture.width} x {picture.height} pixels, more than {MOST_PIXELS:,}: "
+                        "make it smaller or remove it"
+                    )
+                picture.draft("RGB" if self.channels == 3 else "L", (2 * self.size, 2 * self.size))
+                upright = ImageOps.exif_transpose(picture)
+                pixels = np.asarray(_resize(_flatten(upright, self.channels), self.size))
         except UserError:
             raise
-        except (
-            UnidentifiedImageError,
-            Image.DecompressionBombError,
-            OSError,
-            ValueError,
-            SyntaxError,
-            EOFError,
-        ) as error:
+        except Exception as error:  # Pillow's readers raise errors of all kinds, struct.error among them
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"{name} is not a picture that can be read ({reason}): mend or remove it") from error
         pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
@@ -88,7 +79,8 @@ def _flatten(picture: Image.Image, channels: int) -> Image.Image:
 
     if picture.mode.startswith(("I", "F")):  # 16 or 32 bits
         values = np.asarray(picture, dtype=np.float64)
-        top = 65535.0 if picture.mode.startswith("I") and values.max(initial=0) > 255 else 255.0
+        deep = picture.mode.startswith("I;16") or (picture.mode == "I" and values.max(initial=0) > 255)
+        top = 65535.0 if deep else 255.0
         picture = Image.fromarray(np.clip(values * (255 / top), 0, 255).round().astype(np.uint8))
     if picture.has_transparency_data:
         picture = picture.convert("RGBA")
@@ -153,14 +145,19 @@ class ParquetSource(Source):
         for file in self.files:
             table = _table(file, ["image", "label"])
             kind = table.schema.field("image").type
-            if not pyarrow.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
-                raise UserError(f"the column 'image' of {file} is {kind}: it must be a struct with the field 'bytes'")
+            fields = {field.name: field.type for field in kind} if pyarrow.types.is_struct(kind) else {}
+            if fields.get("bytes") not in (pyarrow.binary(), pyarrow.large_binary()):
+                raise UserError(
+                    f"the column 'image' of {file} is {kind}: it must be a struct with the binary field 'bytes'"
+                )
             self._read_labels(file, table)
             for row, entry in enumerate(table["image"]):
                 data = entry["bytes"].as_py() if entry.is_valid else None
                 if data is None:
                     raise UserError(f"row {row} of {file} has no image")
                 yield data, f"row {row} of {file}"
+        if not self.labels:
+            raise UserError(f"there is not a single picture in {', '.join(map(str, self.files))}")
 
     def _read_labels(self, file: Path, table: Table) -> None:
         import pyarrow
@@ -171,7 +168,7 @@ class ParquetSource(Source):
         labels = label.to_pylist()
         names = _class_names(table.schema.metadata, labels, file)
         known = {name: index for index, name in enumerate(self.names)}
-        for name in names:
+        for name in names.values():
             known.setdefault(name, len(known))
         self.names = list(known)
         self.labels += [known[names[number]] for number in labels]
@@ -189,25 +186,27 @@ def _table(file: Path, columns: list[str]) -> Table:
                 raise UserError(f"{file} has no column {column!r}: it has {', '.join(there)}")
         return pyarrow.parquet.read_table(file, columns=columns)
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{file} is not a Parquet file that can be read ({error})") from error
+        reason = " ".join(str(error).split())
+        raise UserError(f"{file} is not a Parquet file that can be read ({reason})") from error
 
 
-def _class_names(metadata: dict[bytes, bytes] | None, labels: list[int], file: Path) -> list[str]:
-    """Names from the ``huggingface`` metadata, or the numbers themselves."""
-    if labels and min(labels) < 0:
-        raise UserError(f"the column 'label' of {file} holds the negative number {min(labels)}")
+def _class_names(metadata: dict[bytes, bytes] | None, labels: list[int], file: Path) -> dict[int, str]:
+    """Names of the labels that occur: from the ``huggingface`` metadata, or the numbers themselves."""
+    used = sorted(set(labels))
+    if used and used[0] < 0:
+        raise UserError(f"the column 'label' of {file} holds the negative number {used[0]}")
     try:
         info = json.loads((metadata or {})[b"huggingface"])
         names = [str(name) for name in info["info"]["features"]["label"]["names"]]
     except (KeyError, TypeError, ValueError):
-        names = [str(number) for number in range(max(labels, default=-1) + 1)]
-    if labels and max(labels) >= len(names):
-        raise UserError(f"the column 'label' of {file} holds {max(labels)}, but there are {len(names)} class names")
-    return names
+        return {number: str(number) for number in used}
+    if used and used[-1] >= len(names):
+        raise UserError(f"the column 'label' of {file} holds {used[-1]}, but there are {len(names)} class names")
+    return {number: names[number] for number in used}
 
 
 class FolderSource(Source):
-    """A folder with one sub-folder of pictures a class; other files are left out, with their number told."""
+    """A folder with one sub-folder of pictures a class; other files, and hidden ones, are left out."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
@@ -220,18 +219,25 @@ class FolderSource(Source):
         self.files: list[Path] = []
         self.labels = []
         for number, entry in enumerate(classes):
-            found = sorted(file for file in entry.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
+            found = sorted(
+                file
+                for file in entry.rglob("*")
+                if file.suffix.lower() in ENDINGS
+                and not any(part.startswith(".") for part in file.relative_to(entry).parts)
+                and file.is_file()
+            )
             if not found:
                 raise UserError(f"the class folder {entry} holds no pictures: add some, or remove it")
             self.files += found
             self.labels += [number] * len(found)
 
     def digest(self) -> str:
-        """SHA-256 of names, sizes and times of change."""
+        """SHA-256 of names and contents."""
         digest = hashlib.sha256()
         for file in self.files:
-            stat = file.stat()
-            digest.update(f"{file.relative_to(self.folder)}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+            digest.update(os.fsencode(file.relative_to(self.folder)) + b"\0")
+            with file.open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
         return digest.hexdigest()
 
     def pictures(self) -> Iterator[tuple[bytes | Path, str]]:
@@ -270,7 +276,11 @@ def _decode(source: Source, how: Preprocessing, *, quiet: bool) -> Bank:
 
     console = Console(stderr=True)
     hidden = quiet or not console.is_terminal
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool, closing(source.pictures()) as pictures:  # type: ignore[type-var]
+    with (
+        warnings.catch_warnings(action="ignore"),  # of odd metadata; not in decode(), for it is not safe in threads
+        ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool,
+        closing(source.pictures()) as pictures,  # type: ignore[type-var]
+    ):
         decoded = pool.map(lambda item: how.decode(*item), pictures)
         images = list(track(decoded, "decoding pictures", console=console, disable=hidden, transient=True))
     if not images:

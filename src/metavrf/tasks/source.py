@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,7 +18,7 @@ from metavrf.run import read_tensors
 from metavrf.tasks.augment import AUGMENTATIONS
 from metavrf.tasks.bank import Bank
 from metavrf.tasks.datasets import NAMED_SETS
-from metavrf.tasks.functions import family, is_family
+from metavrf.tasks.functions import families, family, is_family
 from metavrf.tasks.images import FolderSource, ParquetSource, Preprocessing, cache_folder, read_bank
 from metavrf.tasks.splits import PARTS, Split, divide
 
@@ -139,8 +140,12 @@ def open_tasks(task: str, settings: DataSettings, *, quiet: bool = False) -> Tas
         return _features(path)
     if path.exists():
         return _own(path, settings, quiet=quiet)
-    family(task)  # says which names there are
-    raise AssertionError
+    if "/" in task or path.suffix:
+        raise UserError(f"{task} does not exist: give a Parquet file, a folder or a feature file that is there")
+    names = ", ".join([*families(), *NAMED_SETS])
+    raise UserError(
+        f"task {task!r} is unknown: choose from {names}, or give a path, or the file that registers it with --plugin"
+    )
 
 
 def _named(task: str, settings: DataSettings, *, quiet: bool) -> ClassTasks:
@@ -182,7 +187,7 @@ def _parts(path: Path) -> dict[str, list[Path]]:
     entries = [entry for entry in sorted(path.iterdir()) if not entry.name.startswith(".")]
     tables = [entry for entry in entries if entry.suffix == ".parquet"]
     if tables:
-        parts = {part: [t for t in tables if part in t.stem] for part in PARTS}
+        parts = {part: [t for t in tables if part in re.split(r"[\W_]+", t.stem)] for part in PARTS}
         return parts if all(parts.values()) else {"all": tables}
     folders = {entry.name: entry for entry in entries if entry.is_dir()}
     aliases = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
@@ -225,6 +230,9 @@ def _features(path: Path) -> ClassTasks:
         split = {part: list(description.classes[part]) for part in PARTS}
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is not a feature file: make it with 'metavrf embed'") from error
+    matched = len(bank.names) == len(bank.starts) == len(bank.counts)
+    if not matched or (bank.starts < 0).any() or (bank.starts + bank.counts > len(bank.inputs)).any():
+        raise UserError(f"{path} is damaged: its classes do not match its features")
     if bank.inputs.ndim != 2 or not torch.isfinite(bank.inputs).all():
         raise UserError(f"{path} is damaged: its features are not a finite matrix")
     return ClassTasks(bank, split, description)
