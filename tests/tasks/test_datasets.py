@@ -56,6 +56,7 @@ def test_files_are_looked_for_in_data_then_the_environments_folder_then_the_cach
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("METAVRF_DATA", str(tmp_path / "environment"))
+    (tmp_path / "given").mkdir()
     for folder in (tmp_path / "cache" / "data", tmp_path / "environment", tmp_path / "given"):
         touched = touch(folder, *FILES)
         assert OMNIGLOT.find(str(tmp_path / "given")) == touched

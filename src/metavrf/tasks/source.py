@@ -180,19 +180,23 @@ def _own(path: Path, settings: DataSettings, *, quiet: bool) -> ClassTasks:
     return ClassTasks(bank, split, Description(how.shape, None, name, key, "", split), augment=settings.augment)
 
 
+_PART_NAMES = {"train": {"train"}, "val": {"val", "valid", "validation"}, "test": {"test"}}
+
+
 def _parts(path: Path) -> dict[str, list[Path]]:
     """The files or folders of each part, or of "all" where the data is not in parts."""
     if path.is_file():
         return {"all": [path]}
     entries = [entry for entry in sorted(path.iterdir()) if not entry.name.startswith(".")]
     tables = [entry for entry in entries if entry.suffix == ".parquet"]
-    if tables:
-        parts = {part: [t for t in tables if part in re.split(r"[\W_]+", t.stem)] for part in PARTS}
-        return parts if all(parts.values()) else {"all": tables}
-    folders = {entry.name: entry for entry in entries if entry.is_dir()}
-    aliases = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
-    found = {part: [folders[n] for n in names if n in folders] for part, names in aliases.items()}
-    return found if all(found.values()) and len(folders) == 3 else {"all": [path]}
+    folders = [entry for entry in entries if entry.is_dir()]
+    found = {
+        part: [entry for entry in tables or folders if names & set(re.split(r"[\W_]+", entry.stem))]
+        for part, names in _PART_NAMES.items()
+    }
+    if all(found.values()) and (tables or len(folders) == len(PARTS)):
+        return found
+    return {"all": tables or [path]}
 
 
 def _joined(banks: Mapping[str, Bank]) -> tuple[Bank, Split]:
