@@ -119,9 +119,9 @@ def plot_classes(learner: Learner, episodes: Episodes, path: str | os.PathLike[s
 def _draw_image(axis: Axes, image: Tensor) -> None:
     """One uint8 image; ink of one channel is drawn dark."""
     if image.shape[0] == 1:
-        axis.imshow(image[0], cmap="gray_r", vmin=0, vmax=255)
+        axis.imshow(image[0].numpy(), cmap="gray_r", vmin=0, vmax=255)
     else:
-        axis.imshow(image.permute(1, 2, 0))
+        axis.imshow(image.permute(1, 2, 0).numpy())
 
 
 def _write(figure: Figure, path: Path) -> Path:
