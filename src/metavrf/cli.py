@@ -417,6 +417,7 @@ def row_dict(row: Row) -> dict[str, Any]:
 def print_rows(rows: Sequence[Row]) -> None:
     """A comparison as a table."""
     first = rows[0].evaluation
+    protocols = list(dict.fromkeys(row.evaluation.protocol for row in rows))
     lines = [
         [
             row.name,
@@ -424,15 +425,16 @@ def print_rows(rows: Sequence[Row]) -> None:
             f"{number(row.difference.mean)} ± {number(row.difference.ci95)}" if index else "",
             number(row.evaluation.nll),
             f"{100 * (row.evaluation.coverage90 or 0):.1f} %" if first.way is None else number(row.evaluation.ece),
-            row.evaluation.protocol,
+            *([row.evaluation.protocol] if len(protocols) > 1 else []),
         ]
         for index, row in enumerate(rows)
     ]
     ways = "" if first.way is None else f"{first.way} ways, "
-    title = f"{first.tasks} test tasks, {ways}{first.shot} shots"
+    title = f"{first.tasks} test tasks, {ways}{first.shot} shots, {' and '.join(protocols)}"
     metric = first.metric if first.way is None else f"{first.metric} (%)"
     last = "in the 90 % band" if first.way is None else "calibration error"
-    print_table(["", metric, "difference to the first", "nll", last, "protocol"], lines, title)
+    columns = ["", metric, "difference to the first", "nll", last, *(["protocol"] if len(protocols) > 1 else [])]
+    print_table(columns, lines, title)
 
 
 def print_table(header: Sequence[str], lines: Sequence[Sequence[str]], title: str | None = None) -> None:

@@ -286,6 +286,7 @@ _IMAGE_SETS: dict[str, dict[str, Any]] = {
     "fc100": _PHOTOGRAPHS,
     "mini-imagenet": _PHOTOGRAPHS | {"embedding": "conv5", "query": 3, "iterations": 5000},
 }
+_OWN_IMAGES: dict[str, Any] = _PHOTOGRAPHS | {"embedding": "conv5", "train_shot": 0, "query": 5, "iterations": 5000}
 _PAPER_SETS: dict[str, dict[str, Any]] = {  # Table opt, and the dropout of the CNN tables
     "omniglot": {"iterations": 100_000, "batch": 6, "dropout": 0.1},
     "cifar-fs": {"iterations": 200_000, "batch": 8, "dropout": 0.5},
@@ -301,7 +302,7 @@ def preset(task: str, learner: str = "metavrf", name: str = "default") -> Config
     config = replace(Config(task), learner=learner, preset=name)  # type: ignore[arg-type]
     classes = is_of_classes(task)
     if classes:
-        config = config.with_options(**_CLASSES | _IMAGE_SETS.get(task, _IMAGE_SETS["mini-imagenet"]))
+        config = config.with_options(**_CLASSES | _IMAGE_SETS.get(task, _OWN_IMAGES))
     if learner == "rff":
         config = config.with_options(context="none", bases=2048, draw="fixed")  # standard features are drawn once
     if name == "paper":

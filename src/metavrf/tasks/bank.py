@@ -104,7 +104,8 @@ class Bank:
             ]
             more = f" and {len(few) - 5} more" if len(few) > 5 else ""
             raise UserError(
-                f"{shot=} and {query=} need {shot + query} samples a class; too few have {', '.join(few[:5])}{more}"
+                f"{shot=} and {query=} need {shot + query} samples a class; too few have {', '.join(few[:5])}{more}: "
+                "ask for fewer, or add samples"
             )
 
     def _draw_classes(self, tasks: int, way: int, generator: torch.Generator, within_group: bool) -> Tensor:
