@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,3 +197,15 @@ def test_shipped_models_are_small_and_have_a_card(name: str) -> None:
     text = (folder / "README.md").read_text()
     assert all(f"{test['mean']:.2f} ± {test['ci95']:.2f}" in text for test in card["tests"])
     metavrf.load(name)
+
+
+def test_the_omniglot_model_does_what_its_card_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = os.environ.get("METAVRF_DATA")
+    if not data or not Path(data, "omniglot-evaluation.parquet").is_file():
+        pytest.skip("METAVRF_DATA does not name a folder with the real Omniglot")
+    card = next(test for test in json.loads((SHIPPED / "omniglot" / "card.json").read_text())["tests"])
+    assert (card["way"], card["shot"], card["protocol"], card["tasks"]) == (5, 1, "inductive", 3000)
+    again = metavrf.evaluate("omniglot")
+    assert again.data_sha256 == card["data_sha256"]
+    assert again.mean == pytest.approx(card["mean"], abs=0.02)
+    assert again.ece == pytest.approx(card["ece"], abs=0.002)

@@ -405,7 +405,7 @@ def draw_figure(learners: Any, run: Path, result: Evaluation, path: Path) -> Pat
     if result.way is None:
         return plot_fits(learners, tasks, path, f"{config.task}, {result.shot} shots")
     name, learner = next(iter(learners.items()))
-    title = f"{config.task}, {result.way} ways, {result.shot} shots: {name}, {result.protocol}"
+    title = f"{config.task}, {result.way}-way {result.shot}-shot: {name}, inductive"
     return plot_classes(learner, tasks, path, title)
 
 

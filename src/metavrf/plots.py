@@ -106,8 +106,8 @@ def plot_classes(learner: Learner, episodes: Episodes, path: str | os.PathLike[s
                 probability, answer = probabilities[query].max(0)
                 right = int(answer) == way
                 axis.spines[:].set(visible=True, color=STYLES[0 if right else 1][0], linewidth=2.5)
-                verdict = "" if right else f" for {int(answer) + 1}"
-                axis.set_xlabel(f"{100 * float(probability):.0f} %{verdict}", fontsize=8, labelpad=2)
+                verdict = "" if right else f"for class {int(answer) + 1}: "
+                axis.set_xlabel(f"{verdict}{100 * float(probability):.0f} %", fontsize=8, labelpad=2)
         axes[0][0].set_ylabel("support", fontsize=9)
         axes[1][0].set_ylabel("queries", fontsize=9)
         figure.suptitle(title, fontsize=9)
