@@ -50,6 +50,8 @@ class DataSettings:
     """Seed of a random split."""
     augment: Literal["none", "crop-flip", "affine"] = "none"
     """Change training images at random: shift and flip (photographs), or turn, stretch and shift (drawings)."""
+    rotate: bool = False
+    """Train on the rotations of images by 90° as classes of their own (omniglot has them in any case)."""
     image_size: int = 84
     """Side to which pictures of your own are resized."""
     grey: bool = False
@@ -96,6 +98,8 @@ class MetaVRFSettings:
     """λ of ridge regression at the start; it is learned."""
     gamma: float = 1.0
     """Output scale γ at the start; it is learned."""
+    unit_features: bool = False
+    """Scale each sample's features to length 1 before the kernel sees them."""
     distance: float = 0.0
     """Mean distance of support features at the start, in length scales; 0 for 0.4 a shot, but at least 2."""
 

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from glyphs import glyph_bank, refused
+from glyphs import glyph_bank, name_of, refused
 from metavrf.episodes import Episodes
 from metavrf.tasks import bank as module
 from metavrf.tasks.bank import Bank
@@ -135,17 +135,12 @@ def test_selected_classes_keep_their_samples_and_groups_in_the_order_asked_for()
         bank.select(["a", "y", "z"], "the vinyals split")
 
 
-def test_every_sample_of_the_chosen_classes_is_embedded_once() -> None:
-    bank = glyph_bank(8, 6).select(["glyph05", "glyph02", "glyph07"], "the list")
-    seen, weights = [], torch.randn(256, 4)
-
-    def embedding(images: Tensor) -> Tensor:
-        seen.append(images.shape[:-3].numel())
-        return images.flatten(-3).float() @ weights
-
-    embedded = bank.embedded(embedding, batch=7)
-    assert seen == [7, 7, 4]
-    assert embedded.inputs.shape == (18, 4)
-    directly, by_rows = (b.sample(9, 3, 2, 4, seeded()) for b in (bank, embedded))
-    torch.testing.assert_close(by_rows.looked_up().support_x, directly.embedded(embedding).support_x)
-    torch.testing.assert_close(by_rows.looked_up().query_x, directly.embedded(embedding).query_x)
+def test_a_compact_bank_has_the_same_classes_and_no_other_samples() -> None:
+    bank = glyph_bank(classes=6, drawers=4)
+    chosen = bank.select([name_of(4), name_of(1)], "a list")
+    compact = chosen.compact()
+    assert len(compact.inputs) == 8
+    assert compact.names == [name_of(4), name_of(1)]
+    for number in range(2):
+        mine, theirs = (b.inputs[b.starts[number] :][: b.counts[number]] for b in (compact, chosen))
+        assert torch.equal(mine, theirs)

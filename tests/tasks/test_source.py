@@ -240,3 +240,19 @@ def test_training_images_are_augmented_by_seed_and_held_out_ones_never(augment: 
 def test_a_description_survives_json() -> None:
     for description in (Description(), Description((3, 8, 8), None, "given", "ab12", "ImageNet-1k", SPLIT)):
         assert Description.from_dict(json.loads(json.dumps(description.to_dict()))) == description
+
+
+def test_rotations_are_trained_on_as_classes_and_never_tested_on(tmp_path: Path, generator: torch.Generator) -> None:
+    folder = write_glyph_folder(tmp_path / "pictures", range(8), drawers=6)
+    plain, turned = (
+        open_tasks(str(folder), DataSettings(image_size=16, grey=True, rotate=rotate)) for rotate in (False, True)
+    )
+    assert isinstance(plain, ClassTasks)
+    assert isinstance(turned, ClassTasks)
+    assert len(turned.banks["train"].names) == 4 * len(plain.banks["train"].names)
+    upright = plain.banks["train"].compact().inputs
+    assert torch.equal(turned.banks["train"].inputs, torch.cat([upright.rot90(turn, (2, 3)) for turn in range(4)]))
+    for part in ("val", "test"):
+        assert turned.banks[part].names == plain.banks[part].names
+    shape = EpisodeSettings(way=12, shot=1, query=2)
+    assert turned.training(shape, generator).way == 12

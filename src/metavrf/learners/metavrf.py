@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from metavrf.config import MetaVRFSettings
@@ -83,6 +84,7 @@ class KernelLearner(Learner):
 
     def rescale(self, z: Tensor) -> Tensor:
         """Features in units of the length scale, so that bases may start as N(0, I)."""
+        z = F.normalize(z, dim=-1) if self.settings.unit_features else z
         return z * torch.exp(-self.log_length)
 
     @torch.no_grad()
@@ -93,10 +95,10 @@ class KernelLearner(Learner):
         would do, and the embedding would not learn the family's own.
         """
         distance = self.settings.distance or max(2.0, 0.4 * episodes.shot)
-        z = self.embedding(episodes.support_x)  # in training mode, so normalised by this batch
+        z = self.rescale(self.embedding(episodes.support_x))  # in training mode, so normalised by this batch
         apart = torch.cdist(z, z).sum() / (z.shape[0] * z.shape[1] * max(1, z.shape[1] - 1))
         if apart > 0:
-            self.log_length.copy_(torch.log(apart / distance))
+            self.log_length.add_(torch.log(apart / distance))
 
     def regress(self, episodes: Episodes, mean: Tensor, std: Tensor, generator: torch.Generator | None) -> Prediction:
         """Steps 6 to 8 on rescaled features: bases under N(mean, std²), kernel, ridge."""

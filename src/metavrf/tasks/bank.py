@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -50,12 +50,10 @@ class Bank:
         groups = None if self.groups is None else self.groups[rows]
         return replace(self, starts=self.starts[rows], counts=self.counts[rows], names=list(classes), groups=groups)
 
-    @torch.inference_mode()
-    def embedded(self, embedding: Callable[[Tensor], Tensor], batch: int = 500) -> Bank:
-        """The bank of features, every sample embedded once; samples of no class of this bank are left out."""
+    def compact(self) -> Bank:
+        """The same classes without the samples of others."""
         rows = torch.cat([torch.arange(s, s + c) for s, c in zip(self.starts, self.counts, strict=True)])
-        features = torch.cat([embedding(self.inputs[chunk]) for chunk in rows.split(batch)])
-        return replace(self, inputs=features, starts=self.counts.cumsum(0) - self.counts)
+        return replace(self, inputs=self.inputs[rows], starts=self.counts.cumsum(0) - self.counts)
 
     def sample(
         self,

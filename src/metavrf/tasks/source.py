@@ -19,7 +19,7 @@ from metavrf.tasks.augment import AUGMENTATIONS
 from metavrf.tasks.bank import Bank
 from metavrf.tasks.datasets import NAMED_SETS
 from metavrf.tasks.functions import families, family, is_family
-from metavrf.tasks.images import FolderSource, ParquetSource, Preprocessing, cache_folder, read_bank
+from metavrf.tasks.images import FolderSource, ParquetSource, Preprocessing, cache_folder, read_bank, rotated
 from metavrf.tasks.splits import PARTS, Split, divide
 
 
@@ -99,9 +99,19 @@ class FunctionTasks(Tasks):
 class ClassTasks(Tasks):
     """Classification tasks on a bank of images or features whose classes are split in three."""
 
-    def __init__(self, bank: Bank, split: Split, description: Description, *, augment: str = "none") -> None:
+    def __init__(
+        self,
+        bank: Bank,
+        split: Split,
+        description: Description,
+        *,
+        augment: str = "none",
+        rotate: bool = False,
+    ) -> None:
         self.bank = bank
         self.banks = {part: bank.select(split[part], f"the {description.split} split") for part in PARTS}
+        if rotate:
+            self.banks["train"] = rotated(self.banks["train"].compact())
         self.description = description
         self.augment = augment
 
@@ -156,7 +166,8 @@ def _named(task: str, settings: DataSettings, *, quiet: bool) -> ClassTasks:
     bank, key = named.read(settings.data, quiet=quiet)
     split = named.splits[split_name](bank.names, settings.split_seed)
     description = Description(named.preprocessing.shape, None, split_name, key, "", split)
-    return ClassTasks(bank, split, description, augment=settings.augment)
+    rotate = settings.rotate and not named.preprocessing.rotations
+    return ClassTasks(bank, split, description, augment=settings.augment, rotate=rotate)
 
 
 def _own(path: Path, settings: DataSettings, *, quiet: bool) -> ClassTasks:
@@ -177,7 +188,13 @@ def _own(path: Path, settings: DataSettings, *, quiet: bool) -> ClassTasks:
         split = _random_split(bank, settings.split_seed, str(path))
         name = f"random, seed {settings.split_seed}"
     key = "-".join(key for _, key in banks.values())
-    return ClassTasks(bank, split, Description(how.shape, None, name, key, "", split), augment=settings.augment)
+    return ClassTasks(
+        bank,
+        split,
+        Description(how.shape, None, name, key, "", split),
+        augment=settings.augment,
+        rotate=settings.rotate,
+    )
 
 
 _PART_NAMES = {"train": {"train"}, "val": {"val", "valid", "validation"}, "test": {"test"}}
