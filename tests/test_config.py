@@ -147,3 +147,25 @@ def test_a_file_that_was_edited_wrongly_is_refused_with_its_name(old: str, new: 
         Config.from_toml(text.replace(old, new, 1), "there/config.toml")
     assert named in str(caught.value)
     assert "there/config.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "iterations", "batch", "dropout"),
+    [("omniglot", 100_000, 6, 0.1), ("cifar-fs", 200_000, 8, 0.5), ("mini-imagenet", 150_000, 8, 0.5)],
+)
+def test_the_papers_preset_has_the_numbers_of_its_tables(
+    task: str, iterations: int, batch: int, dropout: float
+) -> None:
+    config = preset(task, name="paper").validate()
+    assert (config.training.iterations, config.episode.batch, config.embedding.dropout) == (iterations, batch, dropout)
+    assert (config.training.lr, config.training.schedule, config.model.kl_weight) == (1e-4, "constant", 1.0)
+    assert (config.model.bases, config.model.draw, config.model.feature_map) == (780, "resampled", "cosine")
+    assert (config.episode.train_way, config.episode.train_shot, config.episode.query) == (0, 0, 15)
+    assert config.embedding.embedding == ("conv5" if task == "mini-imagenet" else "conv4")
+
+
+def test_tasks_of_classes_start_from_other_defaults_than_functions() -> None:
+    assert preset("omniglot").episode.shot == 1
+    assert preset("sine") == Config("sine")
+    assert preset("photos/").embedding.embedding == "conv5"
+    assert preset("my.parquet").data.augment == "crop-flip"
