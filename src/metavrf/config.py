@@ -291,6 +291,7 @@ _IMAGE_SETS: dict[str, dict[str, Any]] = {
     "mini-imagenet": _PHOTOGRAPHS | {"embedding": "conv5", "query": 3, "iterations": 5000},
 }
 _OWN_IMAGES: dict[str, Any] = _PHOTOGRAPHS | {"embedding": "conv5", "train_shot": 0, "query": 5, "iterations": 5000}
+_FEATURES: dict[str, Any] = _OWN_IMAGES | {"augment": "none", "unit_features": True, "lr": 1e-3, "iterations": 2000}
 _PAPER_SETS: dict[str, dict[str, Any]] = {  # Table opt, and the dropout of the CNN tables
     "omniglot": {"iterations": 100_000, "batch": 6, "dropout": 0.1},
     "cifar-fs": {"iterations": 200_000, "batch": 8, "dropout": 0.5},
@@ -306,7 +307,8 @@ def preset(task: str, learner: str = "metavrf", name: str = "default") -> Config
     config = replace(Config(task), learner=learner, preset=name)  # type: ignore[arg-type]
     classes = is_of_classes(task)
     if classes:
-        config = config.with_options(**_CLASSES | _IMAGE_SETS.get(task, _OWN_IMAGES))
+        own = _FEATURES if task.endswith(".safetensors") else _OWN_IMAGES
+        config = config.with_options(**_CLASSES | _IMAGE_SETS.get(task, own))
     if learner == "rff":
         config = config.with_options(context="none", bases=2048, draw="fixed")  # standard features are drawn once
     if name == "paper":

@@ -178,9 +178,19 @@ def test_dropout_is_for_training_only(kind: str) -> None:
     assert not torch.equal(network(images), network(images))
 
 
-def test_ready_features_pass_through() -> None:
-    ready, z = make_embedding((640,), EmbeddingSettings(), regression=False), torch.randn(2, 3, 640)
+def test_ready_features_are_centred_and_scaled_by_what_training_saw() -> None:
+    ready, z = make_embedding((7,), EmbeddingSettings(), regression=False), 3 + 2 * torch.randn(4, 30, 7)
     assert isinstance(ready, Ready)
-    assert ready.features == 640
-    assert ready(z) is z
-    assert ready(z, 2) is z
+    assert ready.features == 7
+    trained = ready.train()(z)
+    flat = z.flatten(0, 1)
+    torch.testing.assert_close(
+        trained.flatten(0, 1), (flat - flat.mean(0)) / flat.std(0, correction=0), atol=1e-4, rtol=1e-4
+    )
+    for _ in range(200):
+        ready(z)
+    ready.eval()
+    assert torch.equal(ready(z)[:1], ready(z[:1]))  # running statistics: no sample depends on another
+    torch.testing.assert_close(ready(z), trained, atol=0.05, rtol=0.05)
+    own = ready(z, 30)
+    torch.testing.assert_close(own.mean(1), torch.zeros(4, 7), atol=1e-5, rtol=0)

@@ -163,19 +163,25 @@ class _WideBlock(nn.Module):
         return residual + self.second(y)
 
 
-class Ready(nn.Module):
-    """Features that are ready already: passed on as they are."""
+class Ready(Embedding):
+    """Features that are ready already: only centred and scaled, one by one, by statistics of the training classes."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
         self.features = features
+        self.norm = Normalisation(features)
 
     def forward(self, x: Tensor, own: int | None = None) -> Tensor:
-        """``x`` itself."""
-        return x
+        """Normalised features ``[T, N, d]`` of ``x [T, N, d]``."""
+        layout = None if own is None else Own(x.shape[0], own)
+        return self.network(x.flatten(0, 1), layout).unflatten(0, x.shape[:2])
+
+    def network(self, images: Tensor, own: Own | None) -> Tensor:
+        """Normalise ``[N, d]``."""
+        return self.norm(images[..., None, None], own).flatten(1)
 
 
-def make_embedding(inputs: Sequence[int], settings: EmbeddingSettings, *, regression: bool) -> Embedding | MLP | Ready:
+def make_embedding(inputs: Sequence[int], settings: EmbeddingSettings, *, regression: bool) -> Embedding | MLP:
     """The embedding for samples of the shape ``inputs``: a number, an image or a feature vector."""
     if regression:
         return MLP(FUNCTION_SIZES)
