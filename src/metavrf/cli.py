@@ -305,6 +305,8 @@ class Pack:
     """Ways to test it at."""
     shots: tuple[int, ...] = (1, 5)
     """Shots to test it at."""
+    transductive_ways: tuple[int, ...] = (5,)
+    """Ways to test the transductive protocol at too; it takes long at many ways."""
     episodes: int | None = None
     """Test episodes; 3,000 unless given."""
 
@@ -312,8 +314,14 @@ class Pack:
         """Pack, and print the card."""
         from metavrf.pack import pack
 
-        settings = [(way, shot) for way in self.ways for shot in self.shots]
-        folder = pack(self.run_directory, self.out, settings=settings, episodes=self.episodes)
+        folder = pack(
+            self.run_directory,
+            self.out,
+            ways=self.ways,
+            shots=self.shots,
+            transductive_ways=self.transductive_ways,
+            episodes=self.episodes,
+        )
         print((folder / "README.md").read_text())
 
 

@@ -18,10 +18,15 @@ def pack(
     run: api.PathLike,
     out: api.PathLike,
     *,
-    settings: Sequence[tuple[int, int]],
+    ways: Sequence[int] = (5, 20),
+    shots: Sequence[int] = (1, 5),
+    transductive_ways: Sequence[int] = (5,),
     episodes: int | None = None,
 ) -> Path:
-    """Write a packed model to the folder ``out``, test it there at each (way, shot), and write what was measured."""
+    """Write a packed model to the folder ``out``, test it there at these ways and shots, and write what was measured.
+
+    The transductive protocol embeds every episode anew, which takes long at many ways: it has a list of its own.
+    """
     source = Run.open(run)
     result, data = source.result(), source.data()
     if result is None or data is None:
@@ -34,8 +39,9 @@ def pack(
     write_json(packed.result_file, result)
     measured = [
         api.evaluate(packed.path, way=way, shot=shot, tasks=episodes, protocol=protocol)
-        for way, shot in settings
-        for protocol in ("inductive", "transductive")
+        for way in ways
+        for shot in shots
+        for protocol in (("inductive", "transductive") if way in transductive_ways else ("inductive",))
     ]
     card = {
         "task": result["task"],
