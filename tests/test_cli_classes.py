@@ -69,6 +69,13 @@ def test_compare_pairs_runs_and_protocols(run: Path, capsys: pytest.CaptureFixtu
     assert "accuracy (%)" in capsys.readouterr().out
 
 
+def test_saved_figures_say_how_the_run_was_trained(run: Path, tmp_path: Path) -> None:
+    main(["evaluate", str(run), "--episodes", "5", "--save", str(tmp_path / "figures.json")])
+    saved = json.loads((tmp_path / "figures.json").read_text())
+    assert saved["trainings"][str(run)] == Run.open(run).result()
+    assert saved["provenance"]["seed"] == saved["seed"] == 2020
+
+
 def test_a_task_is_drawn(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["evaluate", str(run), "--episodes", "5", "--plot", str(tmp_path / "task.png")])
     assert (tmp_path / "task.png").read_bytes().startswith(PNG)

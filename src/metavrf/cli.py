@@ -127,10 +127,10 @@ class Evaluate(TestOptions):
             learner = api.load(self.run_directory, **bases)
             draw_figure({str(self.run_directory): learner}, self.run_directory, results[0], self.plot)
         if len(results) == 1:
-            report(results[0].to_dict(), self.json, self.save, self.seed)
+            report(results[0].to_dict(), self.json, self.save, self.seed, [self.run_directory])
             return
         values = {result.protocol: result.to_dict() for result in results}
-        report(values, self.json or None, self.save, self.seed)
+        report(values, self.json or None, self.save, self.seed, [self.run_directory])
         if not self.json:
             lines = [[name, *(number(value[name]) for value in values.values())] for name in results[0].to_dict()]
             print_table(["", *values], lines)
@@ -157,10 +157,10 @@ class Compare(TestOptions):
             draw_figure(learners, self.runs[0], rows[0].evaluation, self.plot)
         values = {"rows": [row_dict(row) for row in rows]}
         if self.json:
-            report(values, True, self.save, self.seed)
+            report(values, True, self.save, self.seed, self.runs)
         else:
             print_rows(rows)
-            report(values, None, self.save, self.seed)
+            report(values, None, self.save, self.seed, self.runs)
 
 
 @dataclass
@@ -466,17 +466,23 @@ def number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def report(values: dict[str, Any], as_json: bool | None, save: Path | None, seed: int) -> None:
-    """Print values as JSON (True), as a table (False) or not at all (None); save them with their provenance."""
+def report(
+    values: dict[str, Any], as_json: bool | None, save: Path | None, seed: int, runs: Sequence[Path] = ()
+) -> None:
+    """Print values as JSON (True), as a table (False) or not at all (None).
+
+    They are saved with their provenance and with what the tested ``runs`` say of their training.
+    """
     if as_json:
         print(json.dumps(values))
     elif as_json is False:
         print_table(["", ""], [[name, number(value)] for name, value in values.items()])
     if save:
         from metavrf.provenance import provenance
-        from metavrf.run import write_json
+        from metavrf.run import Run, write_json
 
-        write_json(save, values | {"provenance": provenance(seed)})
+        trainings = {str(run): Run.open(run).result() for run in runs}
+        write_json(save, values | ({"trainings": trainings} if runs else {}) | {"provenance": provenance(seed)})
 
 
 def parse(arguments: Sequence[str]) -> Any:
