@@ -139,7 +139,7 @@ def test_impossible_trainings_are_one_sentence_and_leave_nothing(
 
 @pytest.fixture(scope="module")
 def packed(run: Path, place: Path) -> Path:
-    options = shlex.split("--ways 2 3 --shots 1 --transductive-ways 3 --episodes 20")
+    options = shlex.split("--ways 2 3 --shots 1 --transductive-ways 3 --episodes 20 --transductive-episodes 10")
     main(["pack", str(run), "--out", str(place / "packed"), *options])
     return place / "packed"
 
@@ -163,7 +163,9 @@ def test_a_card_says_what_evaluate_says(packed: Path) -> None:
     ]
     text = (packed / "README.md").read_text()
     for test in card["tests"]:
-        again = metavrf.evaluate(packed, tasks=20, way=test["way"], shot=test["shot"], protocol=test["protocol"])
+        again = metavrf.evaluate(
+            packed, tasks=test["tasks"], way=test["way"], shot=test["shot"], protocol=test["protocol"]
+        )
         assert again.mean == pytest.approx(test["mean"])
         assert f"{again.mean:.2f} ± {again.ci95:.2f}" in text
     assert "metavrf train" in text or "pytest" in text  # the command that made it

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
 
-from metavrf.config import LEARNERS, PRESETS, TEST_SEED, Config, DataSettings, preset
+from metavrf.config import LEARNERS, PRESETS, TEST_EPISODES, TEST_SEED, Config, DataSettings, preset
 from metavrf.errors import UserError
 from metavrf.memory import keep_freed_memory
 
@@ -305,10 +305,12 @@ class Pack:
     """Ways to test it at."""
     shots: tuple[int, ...] = (1, 5)
     """Shots to test it at."""
+    episodes: int = TEST_EPISODES
+    """Test episodes."""
     transductive_ways: tuple[int, ...] = (5,)
-    """Ways to test the transductive protocol at too; it takes long at many ways."""
-    episodes: int | None = None
-    """Test episodes; 3,000 unless given."""
+    """Ways to test the transductive protocol at too, which takes long at many."""
+    transductive_episodes: int = 600
+    """Test episodes of the transductive protocol."""
 
     def run(self) -> None:
         """Pack, and print the card."""
@@ -319,8 +321,9 @@ class Pack:
             self.out,
             ways=self.ways,
             shots=self.shots,
-            transductive_ways=self.transductive_ways,
             episodes=self.episodes,
+            transductive_ways=self.transductive_ways,
+            transductive_episodes=self.transductive_episodes,
         )
         print((folder / "README.md").read_text())
 

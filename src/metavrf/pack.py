@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from metavrf import api
+from metavrf.config import TEST_EPISODES
 from metavrf.errors import UserError
 from metavrf.evaluation import Evaluation
 from metavrf.provenance import provenance
@@ -20,12 +21,13 @@ def pack(
     *,
     ways: Sequence[int] = (5, 20),
     shots: Sequence[int] = (1, 5),
+    episodes: int = TEST_EPISODES,
     transductive_ways: Sequence[int] = (5,),
-    episodes: int | None = None,
+    transductive_episodes: int = 600,
 ) -> Path:
     """Write a packed model to the folder ``out``, test it there at these ways and shots, and write what was measured.
 
-    The transductive protocol embeds every episode anew, which takes long at many ways: it has a list of its own.
+    The transductive protocol embeds every episode anew, which takes long: it has ways and a number of its own.
     """
     source = Run.open(run)
     result, data = source.result(), source.data()
@@ -37,11 +39,12 @@ def pack(
         {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}, metadata
     )
     write_json(packed.result_file, result)
-    measured = [
-        api.evaluate(packed.path, way=way, shot=shot, tasks=episodes, protocol=protocol)
-        for way in ways
-        for shot in shots
-        for protocol in (("inductive", "transductive") if way in transductive_ways else ("inductive",))
+    settings = [(way, shot) for way in ways for shot in shots]
+    measured = [api.evaluate(packed.path, way=way, shot=shot, tasks=episodes) for way, shot in settings]
+    measured += [
+        api.evaluate(packed.path, way=way, shot=shot, tasks=transductive_episodes, protocol="transductive")
+        for way, shot in settings
+        if way in transductive_ways
     ]
     card = {
         "task": result["task"],
@@ -69,13 +72,12 @@ def _card_text(run: Run, result: dict[str, Any], data: dict[str, Any], measured:
         f"{result['train_seconds'] / 60:.0f} minutes; the best model by validation classes is kept",
         "- Weights in half precision, licence Apache-2.0; calibrated by one temperature fitted on validation classes",
         "",
-        f"Tested on {measured[0].tasks} episodes of test classes, {measured[0].query} queries a class, "
-        f"seed {measured[0].seed}:",
+        f"Tested on test classes, {measured[0].query} queries a class, seed {measured[0].seed}:",
         "",
-        "| ways | shots | protocol | accuracy (%) | nll | calibration error |",
-        "|---|---|---|---|---|---|",
+        "| ways | shots | protocol | episodes | accuracy (%) | nll | calibration error |",
+        "|---|---|---|---|---|---|---|",
         *(
-            f"| {e.way} | {e.shot} | {e.protocol} | {e.mean:.2f} ± {e.ci95:.2f} | {e.nll:.4f} | {e.ece:.4f} |"
+            f"| {e.way} | {e.shot} | {e.protocol} | {e.tasks} | {e.mean:.2f} ± {e.ci95:.2f} | {e.nll:.4f} | {e.ece:.4f} |"
             for e in measured
         ),
         "",

@@ -26,7 +26,11 @@ class Normalisation(nn.BatchNorm2d):
         """Normalise ``x [N, channels, height, width]``; with ``own``, N is tasks times samples of a task."""
         if own is None or self.training:
             return super().forward(x)
-        by_task = x.unflatten(0, (own.tasks, -1))  # [T, N / T, channels, height, width]
-        variance, mean = torch.var_mean(by_task[:, : own.samples].double(), (1, 3, 4), correction=0, keepdim=True)
-        scale = (variance + self.eps).rsqrt().to(x) * self.weight.view(-1, 1, 1)
-        return torch.addcmul(self.bias.view(-1, 1, 1) - mean.to(x) * scale, by_task, scale).flatten(0, 1)
+        rows = x.permute(0, 2, 3, 1).reshape(own.tasks, -1, x.shape[1])  # [T, N·height·width, channels], no copy
+        samples = len(x) // own.tasks
+        seen = rows[:, : rows.shape[1] // samples * own.samples]
+        variance, mean = torch.var_mean(seen, 1, correction=0, keepdim=True)
+        scale = (variance + self.eps).rsqrt() * self.weight
+        return (
+            torch.addcmul(self.bias - mean * scale, rows, scale).view(x.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)
+        )
