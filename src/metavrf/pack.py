@@ -77,7 +77,8 @@ def _card_text(run: Run, result: dict[str, Any], data: dict[str, Any], measured:
         "| ways | shots | protocol | episodes | accuracy (%) | nll | calibration error |",
         "|---|---|---|---|---|---|---|",
         *(
-            f"| {e.way} | {e.shot} | {e.protocol} | {e.tasks} | {e.mean:.2f} ± {e.ci95:.2f} | {e.nll:.4f} | {e.ece:.4f} |"
+            f"| {e.way} | {e.shot} | {e.protocol} | {e.tasks} "
+            f"| {e.mean:.2f} ± {e.ci95:.2f} | {e.nll:.4f} | {e.ece:.4f} |"
             for e in measured
         ),
         "",
