@@ -280,7 +280,7 @@ class Embed:
     """The feature file to write (.safetensors)."""
     by: str = "efficientnet-lite0"
     """What embeds: efficientnet-lite0 (needs the extra 'deep'), a run, or FILE.py:NAME of a torch module of yours."""
-    resolution: int = 112
+    resolution: int = 160
     """Side to which efficientnet-lite0 resizes the pictures."""
     settings: OmitArgPrefixes[DataSettings] = field(default_factory=DataSettings)
 

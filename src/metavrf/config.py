@@ -291,7 +291,15 @@ _IMAGE_SETS: dict[str, dict[str, Any]] = {
     "mini-imagenet": _PHOTOGRAPHS | {"embedding": "conv5", "query": 3, "iterations": 5000},
 }
 _OWN_IMAGES: dict[str, Any] = _PHOTOGRAPHS | {"embedding": "conv5", "train_shot": 0, "query": 5, "iterations": 5000}
-_FEATURES: dict[str, Any] = _OWN_IMAGES | {"augment": "none", "unit_features": True, "lr": 1e-3, "iterations": 2000}
+_FEATURES: dict[str, Any] = _OWN_IMAGES | {
+    "augment": "none",
+    "unit_features": True,
+    "bases": 8192,
+    "orthogonal": True,
+    "lr": 3e-4,
+    "iterations": 300,
+    "validate_every": 50,
+}
 _PAPER_SETS: dict[str, dict[str, Any]] = {  # Table opt, and the dropout of the CNN tables
     "omniglot": {"iterations": 100_000, "batch": 6, "dropout": 0.1},
     "cifar-fs": {"iterations": 200_000, "batch": 8, "dropout": 0.5},

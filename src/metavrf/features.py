@@ -26,7 +26,7 @@ BATCH = 64  # images at a time
 
 
 def write_features(
-    task: str, by: str, out: Path, settings: DataSettings, *, resolution: int = 112, quiet: bool = False
+    task: str, by: str, out: Path, settings: DataSettings, *, resolution: int = 160, quiet: bool = False
 ) -> tuple[tuple[int, int], Description]:
     """Embed every image of a data set and write the features, classes and split to ``out``.
 
