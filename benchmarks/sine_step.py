@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from metavrf.cli import print_table
 from metavrf.config import preset
 from metavrf.kernels.random_features import fourier_features
 from metavrf.learners import build
@@ -26,6 +25,7 @@ from metavrf.memory import keep_freed_memory
 from metavrf.nn.inference import gaussian_kl
 from metavrf.provenance import provenance
 from metavrf.randomness import stream
+from metavrf.reports import print_table
 from metavrf.run import Run, write_json
 from metavrf.tasks.source import open_tasks
 from metavrf.training import Trainer, make_fabric

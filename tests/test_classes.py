@@ -116,6 +116,15 @@ def test_figures_are_those_of_numpy() -> None:
     assert result.ci95 == pytest.approx((high - low) / 2, rel=1e-6)
 
 
+def test_calibration_error_is_that_of_torchmetrics_on_few_answers(generator: torch.Generator) -> None:
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    log_probabilities = torch.randn(10, 30, 5, generator=generator).log_softmax(-1)
+    target = torch.randint(5, (10, 30), generator=generator)
+    expected = multiclass_calibration_error(log_probabilities.flatten(0, 1).exp(), target.flatten(), 5, n_bins=15)
+    assert calibration_error(log_probabilities, target) == pytest.approx(float(expected), abs=1e-5)
+
+
 @pytest.mark.parametrize("sure", [0.97, 0.995, 1.0])
 def test_calibration_error_is_exact_on_as_many_answers_as_a_test_has(sure: float) -> None:
     number = torch.arange(900_000)  # 3,000 tasks of 20 ways and 15 queries
