@@ -364,7 +364,7 @@ def test_a_checkpoint_of_another_making_is_one_sentence(change: dict[str, torch.
     assert f"{copied}/state.safetensors" in refused(lambda: resume(copied), copied)
 
 
-@pytest.mark.parametrize("missing", ["step", "best", "best_step", "seconds"])
+@pytest.mark.parametrize("missing", ["step", "best", "best_step", "seconds", "cpu_seconds"])
 def test_a_checkpoint_without_its_metadata_is_one_sentence(missing: str, copied: Path) -> None:
     tensors, metadata = read_tensors(copied / "state.safetensors")
     Run(copied).save_state(tensors, without(metadata, missing))

@@ -17,7 +17,7 @@ from metavrf.evaluation import (
     paired_differences,
 )
 from metavrf.learners import build
-from metavrf.learners.base import Learner, Statistics
+from metavrf.learners.base import Learner
 from metavrf.learners.limits import sine_limits
 from metavrf.learners.metavrf import KernelLearner
 from metavrf.randomness import stream
@@ -131,7 +131,7 @@ def evaluate(
     opened = Run.open(run)
     description = describe(opened)
     learner = load(run, bases=bases, samples=samples, draw=draw)
-    learner.statistics = _statistics(protocol, statistics)
+    learner.follow(protocol, statistics)
     episodes = test_tasks(
         opened.config(),
         tasks,
@@ -147,18 +147,6 @@ def evaluate(
     if description.pretraining:
         labels["pretraining"] = description.pretraining
     return evaluate_learner(learner, episodes, seed, batch, **labels)
-
-
-def _statistics(protocol: str, statistics: str | None) -> Statistics:
-    """What to normalise by, under a protocol."""
-    if protocol == "transductive" and statistics is None:
-        return "episode"
-    if protocol == "inductive" and statistics in (None, "running", "support"):
-        return "support" if statistics == "support" else "running"
-    raise UserError(
-        f"{protocol=} with {statistics=} is not a choice: give inductive (with running or support statistics) or "
-        "transductive"
-    )
 
 
 def figure_tasks(config: Config, result: Evaluation) -> Episodes:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
 
-from metavrf.config import LEARNERS, PRESETS, TEST_EPISODES, TEST_SEED, Config, DataSettings, preset
+from metavrf.config import PRESETS, TEST_EPISODES, TEST_SEED, Config, DataSettings, preset
 from metavrf.errors import UserError
 from metavrf.memory import keep_freed_memory
 from metavrf.reports import check_picture, draw_figure, number, print_rows, print_table, report, row_dict
@@ -449,8 +449,7 @@ def starting_config(arguments: Sequence[str]) -> Config:
         return Run.open(option("--out", "")).config()
     task = arguments[1] if len(arguments) > 1 and not arguments[1].startswith("-") else "sine"
     learner, name = option("--learner", "metavrf"), option("--preset", "default")
-    known = learner in LEARNERS and name in PRESETS  # if not, the parser says so
-    return preset(task, learner, name) if known else preset(task)
+    return preset(task, learner, name if name in PRESETS else "default")  # if not, the parser says so
 
 
 def say(sentence: str) -> None:

@@ -105,6 +105,20 @@ class MetaVRFSettings:
 
 
 @dataclass(frozen=True)
+class InnerSettings:
+    """The inner loop of maml and meta-sgd; other learners have none."""
+
+    inner_steps: int = 1
+    """Gradient steps on a task's support while training."""
+    test_inner_steps: int = 0
+    """Gradient steps at test time; 0 for as many as while training."""
+    inner_lr: float = 0.4
+    """Learning rate of these steps; meta-sgd learns its own, and starts them at up to this."""
+    first_order: bool = False
+    """Leave out the derivative of the steps themselves."""
+
+
+@dataclass(frozen=True)
 class TrainingSettings:
     """The training loop."""
 
@@ -141,14 +155,16 @@ class Config:
     task: str
     """sine, sine-maml or a family of your own (--plugin); omniglot, cifar-fs, fc100 or mini-imagenet; or a path:
     a Parquet file, a folder with one sub-folder a class, a feature file of 'metavrf embed'."""
-    learner: Literal["metavrf", "rff"] = "metavrf"
-    """Which learner to train."""
+    learner: str = "metavrf"
+    """metavrf, rff, rbf, maml, meta-sgd, matching, prototypical, relation, r2d2 or versa ('metavrf learners' says what
+    they are), or one of your own (--plugin)."""
     preset: Literal["default", "paper"] = "default"
     """Where the defaults come from: what validates best here, or the paper's own settings."""
     episode: EpisodeSettings = field(default_factory=EpisodeSettings)
     data: DataSettings = field(default_factory=DataSettings)
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     model: MetaVRFSettings = field(default_factory=MetaVRFSettings)
+    inner: InnerSettings = field(default_factory=InnerSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
 
     def with_options(self, **options: Any) -> Config:
@@ -208,10 +224,10 @@ class Config:
 
 
 _AT_LEAST_ONE = {"shot", "query", "test_query", "batch", "bases", "samples", "iterations", "validate_every", "devices"}
-_AT_LEAST_ONE |= {"channels"}
-_POSITIVE = {"ridge", "gamma", "lr"}
+_AT_LEAST_ONE |= {"channels", "inner_steps"}
+_POSITIVE = {"ridge", "gamma", "lr", "inner_lr"}
 _NOT_NEGATIVE = {"kl_weight", "distance", "train_bases", "clip", "patience", "threads", "warmup", "seed"}
-_NOT_NEGATIVE |= {"train_way", "train_shot", "split_seed", "dropout"}
+_NOT_NEGATIVE |= {"train_way", "train_shot", "split_seed", "dropout", "test_inner_steps"}
 _KINDS = {bool: "true or false", str: "a name", int: "a whole number", float: "a number"}
 
 
@@ -239,11 +255,11 @@ _GROUPS: dict[str, Any] = {
     "data": DataSettings(),
     "embedding": EmbeddingSettings(),
     "model": MetaVRFSettings(),
+    "inner": InnerSettings(),
     "training": TrainingSettings(),
 }
 
 PRESETS = ("default", "paper")
-LEARNERS = ("metavrf", "rff")
 
 # What the paper's text and tables say (see docs/method.md for where they contradict each other).
 _PAPER: dict[str, Any] = {
@@ -308,23 +324,84 @@ _PAPER_SETS: dict[str, dict[str, Any]] = {  # Table opt, and the dropout of the 
 }
 
 
+# Each learner's own settings, on top of those of the tasks: the house's ("default") and its authors' ("paper").
+# Of classes where the keys say so: "classes" for all, then a named set.
+_SAME_TASKS: dict[str, Any] = {"train_way": 0, "train_shot": 0}  # test tasks must be as training tasks were
+_MAML_CLASSES: dict[str, Any] = _SAME_TASKS | {"batch": 4, "query": 5, "dropout": 0.0, "lr": 2e-3, "iterations": 20_000}
+_BY_LEARNER: dict[str, dict[str, dict[str, Any]]] = {
+    "rff": {"all": {"context": "none", "bases": 2048, "draw": "fixed"}},  # standard features are drawn once
+    "r2d2": {"classes": {"ridge": 10.0}},
+    "relation": {"classes": {"train_way": 20}},
+    "versa": {"all": {"samples": 10}},
+    "maml": {"functions": {"inner_lr": 0.01}, "classes": _MAML_CLASSES | {"test_inner_steps": 3}},
+    "meta-sgd": {"functions": {"inner_lr": 0.1}, "classes": _MAML_CLASSES | {"inner_lr": 0.1}},
+}
+_MAML_PHOTOGRAPHS: dict[str, Any] = {"batch": 4, "channels": 32, "inner_lr": 0.01, "embedding": "conv4"}
+_BY_LEARNER_PAPER: dict[str, dict[str, dict[str, Any]]] = {
+    "maml": {
+        "all": {"lr": 1e-3, "dropout": 0.0},
+        "functions": {"iterations": 70_000},
+        "classes": _MAML_PHOTOGRAPHS | {"inner_steps": 5, "test_inner_steps": 10, "iterations": 60_000},
+        "omniglot": {
+            "batch": 32,
+            "channels": 64,
+            "inner_lr": 0.4,
+            "inner_steps": 1,
+            "test_inner_steps": 3,
+        },
+    },
+    "meta-sgd": {
+        "all": {"lr": 1e-3, "dropout": 0.0, "inner_lr": 0.1},
+        "functions": {"batch": 4, "iterations": 60_000},
+        "classes": _MAML_PHOTOGRAPHS | {"inner_lr": 0.1, "iterations": 60_000},
+        "omniglot": {"batch": 32, "channels": 64},
+    },
+    "matching": {"classes": {"lr": 1e-3, "gamma": 1.0, "batch": 1, "dropout": 0.0}},
+    "prototypical": {
+        "classes": {"lr": 1e-3, "batch": 1, "train_way": 30, "dropout": 0.0, "embedding": "conv4"},
+        "omniglot": {"train_way": 60, "query": 5},
+    },
+    "relation": {
+        "classes": {
+            "lr": 1e-3,
+            "batch": 1,
+            "iterations": 500_000,
+            "dropout": 0.0,
+            "train_way": 0,
+            "embedding": "conv4",
+        },
+        "omniglot": {"query": 19, "iterations": 1_000_000},
+    },
+    "r2d2": {
+        "classes": {"lr": 5e-3, "batch": 1, "train_way": 16, "ridge": 50.0, "gamma": 1.0, "dropout": 0.0},
+        "cifar-fs": {"train_way": 20},
+        "omniglot": {"train_way": 60},
+    },
+    "versa": {
+        "classes": {"lr": 1e-4, "batch": 8, "iterations": 100_000},
+        "omniglot": {"batch": 16, "iterations": 80_000},
+    },
+}
+
+
 def preset(task: str, learner: str = "metavrf", name: str = "default") -> Config:
     """The starting point of a configuration for a task and learner."""
     if name not in PRESETS:
         raise UserError(f"preset {name!r} is unknown: choose from {', '.join(PRESETS)}")
     config = replace(Config(task), learner=learner, preset=name)  # type: ignore[arg-type]
     classes = is_of_classes(task)
+    kinds = ("all", "classes", task) if classes else ("all", "functions")
     if classes:
         own = _FEATURES if task.endswith(".safetensors") else _OWN_IMAGES
         config = config.with_options(**_CLASSES | _IMAGE_SETS.get(task, own))
-    if learner == "rff":
-        config = config.with_options(context="none", bases=2048, draw="fixed")  # standard features are drawn once
+    layers = [_BY_LEARNER.get(learner, {}).get(kind, {}) for kind in kinds]
     if name == "paper":
-        config = config.with_options(**_PAPER)
-    if name == "paper" and classes:
-        options = {"train_way": 0, "train_shot": 0, "query": 15, "augment": "none"} | _PAPER_SETS.get(
-            task, _PAPER_SETS["mini-imagenet"]
-        )
+        layers.append(_PAPER)
+        if classes:
+            layers.append({"train_way": 0, "train_shot": 0, "query": 15, "augment": "none"})
+            layers.append(_PAPER_SETS.get(task, _PAPER_SETS["mini-imagenet"]))
+        layers += [_BY_LEARNER_PAPER.get(learner, {}).get(kind, {}) for kind in kinds]
+    for options in layers:
         config = config.with_options(**options)
     return config
 

@@ -77,10 +77,10 @@ def embed_once(learner: Learner, episodes: Episodes) -> Episodes:
     return replace(episodes, support_x=support, query_x=query, bank=features)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def answers(learner: Learner, episodes: Episodes, batch: int | None = None) -> tuple[Tensor, Tensor | None]:
     """Means (or log probabilities) and deviations of all tasks, ``batch`` of them solved at a time."""
-    once = episodes.bank is not None and learner.statistics == "running"
+    once = episodes.bank is not None and learner.statistics == "running" and learner.embeds_alone
     if once:
         episodes = embed_once(learner, episodes)
     if batch is None:

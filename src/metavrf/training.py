@@ -27,7 +27,7 @@ from metavrf.config import Config, TrainingSettings, preset
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.evaluation import calibrate
-from metavrf.learners import build
+from metavrf.learners import build, learner_class
 from metavrf.learners.base import Learner
 from metavrf.memory import keep_freed_memory
 from metavrf.progress import Progress
@@ -79,6 +79,7 @@ def train(
     run = Run.open(out) if resume else Run(out)
     if resume:
         config = run.config()
+    learner_class(config.learner)  # an unknown one is refused before data is read
     tasks = open_tasks(config.validate().task, config.data, quiet=quiet or not first_rank)
     tasks.training(config.episode, stream(0, "train"))  # what cannot work fails before anything is written
     tasks.held_out("val", 2, config.episode, stream(0, "validation"))
@@ -132,6 +133,7 @@ class Trainer:
         self.tasks = tasks
         self.learner = learner
         self.step, self.best, self.best_step, self.seconds = 0, math.inf, 0, 0.0
+        self.cpu_seconds = 0.0  # of this process: unlike the wall clock, no other work on the machine adds to it
         self.resumed = run.state_file.exists()
         if not self.resumed:
             with self._seeded_dropout():
@@ -152,12 +154,14 @@ class Trainer:
             self.run.rewind_metrics(self.step)
         board = _tensorboard(self.run, self.step) if settings.tensorboard and self.fabric.global_rank == 0 else None
         began, saved = time.monotonic() - self.seconds, time.monotonic()
-        label = f"{self.config.task} {self.config.episode.shot}-shot {self.config.learner} {self.config.model.context}"
+        cpu_began = time.process_time() - self.cpu_seconds
+        context = f" {self.config.model.context}" if self.config.learner == "metavrf" else ""
+        label = f"{self.config.task} {self.config.episode.shot}-shot {self.config.learner}{context}"
         figures: dict[str, float] = {}
         with Progress(label, settings.iterations, self.step, quiet=self.quiet) as progress:
             while self.step < settings.iterations and not self.out_of_patience:
                 terms = self.train_step()
-                self.seconds = time.monotonic() - began
+                self.seconds, self.cpu_seconds = time.monotonic() - began, time.process_time() - cpu_began
                 validating = self.step % settings.validate_every == 0 or self.step == settings.iterations
                 if validating:
                     record = self._validate(validation, terms) if self.fabric.global_rank == 0 else {}
@@ -235,7 +239,7 @@ class Trainer:
         if error < self.best:
             self.best, self.best_step = error, self.step
             self.run.save_model(self.learner.state_dict(), self._metadata())
-        record = {"step": self.step, "seconds": round(self.seconds, 2), **_floats(terms), **figures}
+        record = {"step": self.step, **self._times(2), **_floats(terms), **figures}
         self.run.append_metrics(record)
         return record
 
@@ -256,6 +260,9 @@ class Trainer:
             "best_step": self.best_step,
         }
 
+    def _times(self, digits: int) -> dict[str, float]:
+        return {"seconds": round(self.seconds, digits), "cpu_seconds": round(self.cpu_seconds, digits)}
+
     def _save(self) -> None:
         """Write the one file that a resumed run starts from."""
         tensors = {f"learner.{name}": tensor for name, tensor in self.learner.state_dict().items()}
@@ -267,7 +274,7 @@ class Trainer:
                 torch.distributed.all_gather(gathered, buffer.contiguous())
                 tensors |= {f"rank{rank}.{name}": value for rank, value in enumerate(gathered)}
         if self.fabric.global_rank == 0:
-            self.run.save_state(tensors, self._metadata() | {"seconds": round(self.seconds, 3)})
+            self.run.save_state(tensors, self._metadata() | self._times(3))
 
     def _load(self) -> dict[str, Tensor]:
         """Take up optimiser and step from the checkpoint; returns this process' weights and buffers."""
@@ -302,6 +309,7 @@ class Trainer:
         try:
             self.step, self.best_step = int(metadata["step"]), int(metadata["best_step"])
             self.best, self.seconds = float(metadata["best"]), float(metadata["seconds"])
+            self.cpu_seconds = float(metadata["cpu_seconds"])
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{where} is not a checkpoint of this version of metavrf ({error})") from error
         return weights
@@ -321,6 +329,7 @@ class Trainer:
                 "validation_tasks": self.config.training.validate_tasks,
                 "parameters": sum(p.numel() for p in self.learner.parameters()),
                 "train_seconds": round(self.seconds, 1),
+                "train_cpu_seconds": round(self.cpu_seconds, 1),
                 **provenance(self.config.training.seed),
             },
         )

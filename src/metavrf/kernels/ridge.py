@@ -80,6 +80,14 @@ def fit(phi: Tensor, targets: Tensor, lam: Tensor | float, form: str = "auto") -
     raise UserError(f"ridge {form=} is unknown: choose auto, dual or primal")
 
 
+def fit_kernel(gram: Tensor, targets: Tensor, lam: Tensor) -> Ridge:
+    """The dual form from a kernel matrix ``gram [..., S, S]``; the features of a query are its K̃, ``[..., Q, S]``."""
+    factor = _cholesky(gram, lam)
+    alpha = torch.cholesky_solve(targets, factor)
+    unit = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device).expand_as(gram)
+    return Ridge(alpha, factor, unit, lam, (targets * alpha).sum(-2))
+
+
 def _cholesky(gram: Tensor, lam: Tensor) -> Tensor:
     gram = gram + lam * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     factor, info = torch.linalg.cholesky_ex(gram)

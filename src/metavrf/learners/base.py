@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from metavrf.episodes import Episodes
+from metavrf.errors import UserError
+
+if TYPE_CHECKING:
+    from metavrf.config import Config
+    from metavrf.tasks.source import Description
 
 
 @dataclass(eq=False)
@@ -32,31 +37,50 @@ class Prediction:
 
 
 Statistics = Literal["running", "support", "episode"]
+Kind = Literal["regression", "classification"]
 
 
 class Learner(nn.Module, ABC):
     """A meta-learner: parameters shared by all tasks, and a way to solve a task in one forward pass.
 
     In training mode a learner may carry state from batch to batch; in evaluation mode tasks are independent of each
-    other.
+    other. Most learners override :meth:`solve`, which sees features; one that changes its embedding for a task (an
+    inner loop, a conditioned embedding) overrides :meth:`forward` and says ``embeds_alone = False``.
 
     Attributes:
+        citation: where the method was published.
         transductive: whether the method itself lets a query's prediction depend on the other queries.
+        solves: the kinds of tasks that its paper solved.
+        embeds_alone: whether a sample has the same features in every task, so that a bank can be embedded once.
+        any_way: whether a trained model can be asked for another number of classes.
+        inductive_statistics: what the embedding is normalised by under the inductive protocol, unless said otherwise.
+        maps: whether it wants feature maps of a picture, rather than pooled features.
         embedding: turns inputs into features; called as ``embedding(x, own)``.
         statistics: what the embedding normalises by at test time: "running" statistics, those of the task's "support",
             or those of the whole "episode", which makes any learner transductive.
         temperature: by which logits are divided at test time; fitted on validation classes.
     """
 
+    citation: ClassVar[str] = ""
     transductive: ClassVar[bool] = False
+    solves: ClassVar[tuple[Kind, ...]] = ("regression", "classification")
+    embeds_alone: ClassVar[bool] = True
+    any_way: ClassVar[bool] = True
+    inductive_statistics: ClassVar[Statistics] = "running"
+    maps: ClassVar[bool] = False
     embedding: nn.Module
     temperature: Tensor
 
     def __init__(self, embedding: nn.Module | None = None) -> None:
         super().__init__()
         self.embedding = nn.Identity() if embedding is None else embedding
-        self.statistics: Statistics = "running"
+        self.statistics: Statistics = self.inductive_statistics
         self.register_buffer("temperature", torch.ones(()))
+
+    @classmethod
+    def of(cls, embedding: Any, config: Config, data: Description, generator: torch.Generator) -> Self:
+        """A new learner for a configuration and tasks as ``data`` describes them; ``generator`` is for its draws."""
+        return cls(embedding)
 
     def forward(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
         """Embed and solve the tasks; ``generator`` feeds whatever the learner draws at random while it trains."""
@@ -68,16 +92,18 @@ class Learner(nn.Module, ABC):
 
     def embedded(self, episodes: Episodes) -> Episodes:
         """The same tasks with features for inputs."""
-        if self.training or self.statistics == "running":
-            return episodes.embedded(self.embedding)
+        own = None if self.training else self.own_samples(episodes)
+        return episodes.embedded(self.embedding if own is None else lambda x: self.embedding(x, own))
+
+    def own_samples(self, episodes: Episodes) -> int | None:
+        """How many of a task's samples it is normalised by at test time, or None for running statistics."""
         support = episodes.support_x.shape[1]
-        own = support if self.statistics == "support" else support + episodes.query_x.shape[1]
-        return episodes.embedded(lambda x: self.embedding(x, own))
+        return {"running": None, "support": support, "episode": support + episodes.query_x.shape[1]}[self.statistics]
 
     def initialise(self, episodes: Episodes) -> None:
         """Set scales from a first batch of training tasks, before the first step."""
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference mode, in which an inner loop could not take gradients
     def predict(self, episodes: Episodes, *, embedded: bool = False) -> Prediction:
         """Solve tasks as at test time: evaluation mode, no gradients, calibrated, input checked for NaN.
 
@@ -93,6 +119,23 @@ class Learner(nn.Module, ABC):
         if episodes.way is None:
             return prediction
         return replace(prediction, mean=(prediction.mean / self.temperature).log_softmax(-1))
+
+    def follow(self, protocol: str, statistics: str | None = None) -> None:
+        """Answer under a protocol; the inductive one takes "running" statistics, or those of the "support" alone."""
+        if statistics == "running" and not self.embeds_alone:
+            raise UserError("a learner that adapts its embedding to a task is normalised by the task's own support")
+        match protocol, statistics:
+            case "transductive", None:
+                self.statistics = "episode"
+            case "inductive", None:
+                self.statistics = self.inductive_statistics
+            case "inductive", "running" | "support":
+                self.statistics = statistics
+            case _:
+                raise UserError(
+                    f"{protocol=} with {statistics=} is not a choice: give inductive (with running or support "
+                    "statistics) or transductive"
+                )
 
     @property
     def protocol(self) -> str:

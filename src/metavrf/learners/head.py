@@ -42,6 +42,11 @@ class RidgeHead(nn.Module):
         fitted = ridge.fit(support, episodes.support_targets.double(), self.lam.double())
         return self.likelihood(self, fitted, query, episodes)
 
+    def kernel(self, gram: Tensor, cross: Tensor, episodes: Episodes) -> Prediction:
+        """Predict from kernels ``gram [L, T, S, S]`` of the support and ``cross [L, T, Q, S]``, k(x, x) = 1."""
+        fitted = ridge.fit_kernel(gram.double(), episodes.support_targets.double(), self.lam.double())
+        return self.likelihood(self, fitted, cross.double(), episodes)
+
     def scaled(self, fit: Tensor) -> Tensor:
         """γ·fit + β."""
         return (self.log_gamma.exp() * fit + self.beta).float()
@@ -52,14 +57,18 @@ class CategoricalLikelihood(nn.Module):
 
     def forward(self, head: RidgeHead, fitted: ridge.Ridge, query: Tensor, episodes: Episodes) -> Prediction:
         """Logits of L samples ``[L, T, Q, C]`` and their cross entropy."""
-        samples = head.scaled(fitted.predict(query))
-        log_probabilities = samples.log_softmax(-1)
-        mean = log_probabilities.logsumexp(0) - math.log(len(samples))
-        if episodes.query_y is None:
-            return Prediction(mean, samples)
-        target = episodes.query_y.expand(len(samples), -1, -1)
-        nll = F.nll_loss(log_probabilities.flatten(0, 2), target.flatten())
-        return Prediction(mean, samples, loss=nll, terms={"nll": nll})
+        return of_logits(head.scaled(fitted.predict(query)), episodes)
+
+
+def of_logits(samples: Tensor, episodes: Episodes) -> Prediction:
+    """What logits of L posterior samples ``[L, T, Q, C]`` predict; the loss is their mean cross entropy."""
+    log_probabilities = samples.log_softmax(-1)
+    mean = log_probabilities.logsumexp(0) - math.log(len(samples))
+    if episodes.query_y is None:
+        return Prediction(mean, samples)
+    target = episodes.query_y.expand(len(samples), -1, -1)
+    nll = F.nll_loss(log_probabilities.flatten(0, 2), target.flatten())
+    return Prediction(mean, samples, loss=nll, terms={"nll": nll})
 
 
 class GaussianLikelihood(nn.Module):
@@ -83,10 +92,14 @@ class GaussianLikelihood(nn.Module):
         energy = weight * (2 * self.log_scale).exp() + fitted.energy  # [L, T, p]
         scale = (energy / (weight + episodes.support_y.shape[1])).unsqueeze(-2)
         variance = (scale * process.unsqueeze(-1) + (2 * self.log_noise).exp()).float()
-        mean = samples.mean(0)
-        std = (variance.mean(0) + samples.var(0, correction=0)).sqrt()
-        if episodes.query_y is None:
-            return Prediction(mean, samples, std)
-        target = episodes.query_y.expand_as(samples)
-        nll = F.gaussian_nll_loss(samples, target, variance, full=True)
-        return Prediction(mean, samples, std, loss=nll, terms={"nll": nll})
+        return of_normals(samples, variance, episodes)
+
+
+def of_normals(samples: Tensor, variance: Tensor, episodes: Episodes) -> Prediction:
+    """What L normals of means ``samples`` and ``variance [L, T, Q, p]`` predict; the loss is their mean nll."""
+    mean = samples.mean(0)
+    std = (variance.mean(0) + samples.var(0, correction=0)).sqrt()
+    if episodes.query_y is None:
+        return Prediction(mean, samples, std)
+    nll = F.gaussian_nll_loss(samples, episodes.query_y.expand_as(samples), variance, full=True)
+    return Prediction(mean, samples, std, loss=nll, terms={"nll": nll})

@@ -10,12 +10,13 @@ Numbers in comments are the steps of ``docs/method.md``.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from metavrf.config import MetaVRFSettings
+from metavrf.config import Config, MetaVRFSettings
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.kernels.random_features import Draws, draw_bases, fourier_features
@@ -23,6 +24,7 @@ from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import RidgeHead
 from metavrf.nn.inference import Context, Prior, TaskSummary, gaussian_kl
 from metavrf.nn.mlp import GaussianMLP
+from metavrf.tasks.source import Description
 
 
 class KernelLearner(Learner):
@@ -109,7 +111,9 @@ class KernelLearner(Learner):
 
 
 class MetaVRF(KernelLearner):
-    """Meta variational random features. See the module for the idea and the citation."""
+    """Ridge regression with a kernel inferred for each task, from it and the tasks before it. See the module."""
+
+    citation = "Zhen et al., Learning to learn kernels with variational random features, ICML 2020"
 
     def __init__(
         self,
@@ -130,6 +134,11 @@ class MetaVRF(KernelLearner):
         standard_start = settings.context_inputs == "x"
         self.posterior = GaussianMLP(self.context.size, features, features, standard_start=standard_start)
         self.prior = Prior(features)
+
+    @classmethod
+    def of(cls, embedding: Any, config: Config, data: Description, generator: torch.Generator) -> Self:
+        """With the settings of the model; ``generator`` draws ε and b."""
+        return cls(embedding, embedding.features, config.model, targets=data.targets, generator=generator)
 
     def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
         """Solve embedded (1) tasks; in training mode they are a sequence, in evaluation independent of each other."""

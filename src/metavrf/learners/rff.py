@@ -6,15 +6,27 @@ inference network. What MetaVRF gains over this is what inferring the kernel gai
 
 from __future__ import annotations
 
+from typing import Any, Self
+
 import torch
 
+from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.learners.base import Prediction
 from metavrf.learners.metavrf import KernelLearner
+from metavrf.tasks.source import Description
 
 
 class RFF(KernelLearner):
     """Ridge regression on standard random Fourier features of the embedding."""
+
+    citation = "Rahimi & Recht, Random features for large-scale kernel machines, NeurIPS 2007"
+
+    @classmethod
+    def of(cls, embedding: Any, config: Config, data: Description, generator: torch.Generator) -> Self:
+        """With the settings of the model; ``generator`` draws the bases."""
+        regression = data.targets is not None
+        return cls(embedding, embedding.features, config.model, regression=regression, generator=generator)
 
     def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
         """Solve the tasks with the Gaussian kernel of unit bandwidth."""

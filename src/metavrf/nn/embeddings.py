@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,19 +21,32 @@ from metavrf.nn.mlp import MLP
 from metavrf.nn.normalisation import Normalisation, Own
 
 FUNCTION_SIZES = (1, 40, 40)  # Table fcn-reg
+POOLED_FOR_MAPS = 2
 
 
 class Embedding(nn.Module):
-    """A network on single images; ``features`` is the size d of what it returns."""
+    """A network on single images; ``features`` is the size d of what it returns, ``shape`` its maps' before flattening.
 
-    features: int
+    The shape is (d, 1, 1) where there are no maps.
+    """
+
+    shape: tuple[int, int, int]
+    channels_last: bool = True  # to be switched off under vmap, which does not know of it
+
+    @property
+    def features(self) -> int:
+        """The size d of what it returns."""
+        channels, height, width = self.shape
+        return channels * height * width
 
     def forward(self, x: Tensor, own: int | None = None) -> Tensor:
         """Features of ``x [T, N, ...]``.
 
         ``own`` asks for normalisation by each task's first ``own`` samples, rather than by running statistics.
         """
-        images = x.flatten(0, 1).to(memory_format=torch.channels_last)
+        images = x.flatten(0, 1)
+        if self.channels_last:
+            images = images.to(memory_format=torch.channels_last)
         if not images.is_floating_point():
             images = images.float() / 255
         layout = None if own is None else Own(x.shape[0], own)
@@ -47,32 +61,42 @@ class ConvNet(Embedding):
     """Blocks of 3x3 convolution, batch normalisation, 2x2 max-pooling, ReLU (Tables cnn-Omn, cnn-cifar, cnn-mini).
 
     Pooling before the ReLU gives the same numbers as after it, on a quarter of the memory. ``ceil`` is SAME pooling.
+    Only the first ``pooled`` blocks pool, where that is given.
     """
 
     def __init__(
-        self, inputs: Sequence[int], *, blocks: int, channels: int = 64, ceil: bool = True, dropout: float = 0.0
+        self,
+        inputs: Sequence[int],
+        *,
+        blocks: int,
+        channels: int = 64,
+        ceil: bool = True,
+        dropout: float = 0.0,
+        pooled: int | None = None,
     ) -> None:
         super().__init__()
         self.ceil = ceil
         self.dropout = dropout
+        self.pooled = blocks if pooled is None else pooled
         planes = [inputs[0]] + [channels] * blocks
         self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in pairwise(planes))
         self.norms = nn.ModuleList(Normalisation(channels) for _ in range(blocks))
         side = list(inputs[1:])
-        for _ in range(blocks):
+        for _ in range(self.pooled):
             side = [(length + 1) // 2 if ceil else length // 2 for length in side]
         if min(side) < 1:
             raise UserError(
                 f"pictures of {inputs[1]} x {inputs[2]} pixels are too small for {blocks} blocks of pooling"
             )
-        self.features = channels * side[0] * side[1]
+        self.shape = (channels, side[0], side[1])
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def network(self, images: Tensor, own: Own | None) -> Tensor:
         """The blocks, then all that is left as one vector."""
         x = images
-        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            x = F.relu(F.max_pool2d(norm(convolution(x), own), 2, ceil_mode=self.ceil))
+        for block, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
+            x = norm(convolution(x), own)
+            x = F.relu(F.max_pool2d(x, 2, ceil_mode=self.ceil) if block < self.pooled else x)
             if self.training and self.dropout:
                 x = F.dropout(x, self.dropout)
         return x.flatten(1)
@@ -87,7 +111,7 @@ class ResNet12(Embedding):
         super().__init__()
         planes = [inputs[0], *widths]
         self.blocks = nn.ModuleList(_ResNet12Block(a, b, dropout) for a, b in pairwise(planes))
-        self.features = widths[-1]
+        self.shape = (widths[-1], 1, 1)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def network(self, images: Tensor, own: Own | None) -> Tensor:
@@ -133,7 +157,7 @@ class WideResNet(Embedding):
         ]
         self.blocks = nn.ModuleList(blocks)
         self.norm = Normalisation(widths[-1])
-        self.features = widths[-1]
+        self.shape = (widths[-1], 1, 1)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def network(self, images: Tensor, own: Own | None) -> Tensor:
@@ -168,7 +192,7 @@ class Ready(Embedding):
 
     def __init__(self, features: int) -> None:
         super().__init__()
-        self.features = features
+        self.shape = (features, 1, 1)
         self.norm = Normalisation(features)
 
     def forward(self, x: Tensor, own: int | None = None) -> Tensor:
@@ -181,17 +205,27 @@ class Ready(Embedding):
         return self.norm(images[..., None, None], own).flatten(1)
 
 
-def make_embedding(inputs: Sequence[int], settings: EmbeddingSettings, *, regression: bool) -> Embedding | MLP:
-    """The embedding for samples of the shape ``inputs``: a number, an image or a feature vector."""
+def make_embedding(
+    inputs: Sequence[int], settings: EmbeddingSettings, *, regression: bool, maps: bool = False
+) -> Embedding | MLP:
+    """The embedding for samples of the shape ``inputs``: a number, an image or a feature vector.
+
+    ``maps`` asks a convolutional network for feature maps: it then pools in its first two blocks only.
+    """
     if regression:
         return MLP(FUNCTION_SIZES)
     if len(inputs) == 1:
         return Ready(inputs[0])
+    convolutional: dict[str, Any] = {
+        "channels": settings.channels,
+        "dropout": settings.dropout,
+        "pooled": POOLED_FOR_MAPS if maps else None,
+    }
     match settings.embedding:
         case "conv4":
-            return ConvNet(inputs, blocks=4, channels=settings.channels, dropout=settings.dropout)
+            return ConvNet(inputs, blocks=4, **convolutional)
         case "conv5":
-            return ConvNet(inputs, blocks=5, channels=settings.channels, ceil=False, dropout=settings.dropout)
+            return ConvNet(inputs, blocks=5, ceil=False, **convolutional)
         case "resnet12":
             return ResNet12(inputs, dropout=settings.dropout)
         case _:

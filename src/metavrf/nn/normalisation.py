@@ -16,7 +16,7 @@ class Own(NamedTuple):
 
 
 class Normalisation(nn.BatchNorm2d):
-    """Batch normalisation. In training the batch's statistics; in evaluation the running ones, unless a task's ``own``.
+    """Batch normalisation. Running statistics in evaluation and the batch's in training, unless a task's ``own``.
 
     With its support's own statistics a query's prediction still depends on no other query; with the whole episode's it
     does: that is the transductive protocol.
@@ -24,7 +24,7 @@ class Normalisation(nn.BatchNorm2d):
 
     def forward(self, x: Tensor, own: Own | None = None) -> Tensor:
         """Normalise ``x [N, channels, height, width]``; with ``own``, N is tasks times samples of a task."""
-        if own is None or self.training:
+        if own is None:
             return super().forward(x)
         rows = x.permute(0, 2, 3, 1).reshape(own.tasks, -1, x.shape[1])  # [T, N·height·width, channels], no copy
         samples = len(x) // own.tasks

@@ -1,0 +1,115 @@
+"""MAML: model-agnostic meta-learning (Finn, Abbeel & Levine, ICML 2017).
+
+The weights of a plain network are a starting point from which a few gradient steps on a task's support set solve it.
+Training differentiates through these steps (second order), or takes the adapted weights' gradient for that of the start
+(first order). Inner steps of all tasks are taken at once, by ``torch.func`` and ``vmap``.
+
+The authors normalise each pass by its own batch, which makes their figures transductive. Here a task is normalised by
+its support alone, in training too, so a prediction depends on no other query; the protocol "transductive" brings the
+authors' way back at test time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from metavrf.config import Config, InnerSettings
+from metavrf.episodes import Episodes
+from metavrf.errors import UserError
+from metavrf.learners.base import Learner, Prediction
+from metavrf.learners.head import of_logits, of_normals
+from metavrf.tasks.source import Description
+
+Weights = dict[str, Tensor]
+
+
+class MAML(Learner):
+    """Gradient descent on the support, from a learned start. See the module for the idea.
+
+    ``outputs`` is the number of classes, which the last layer fixes, or of real targets.
+    """
+
+    citation = "Finn, Abbeel & Levine, Model-agnostic meta-learning for fast adaptation of deep networks, ICML 2017"
+    embeds_alone = False
+    any_way = False
+    inductive_statistics = "support"
+
+    def __init__(self, embedding: Any, outputs: int, settings: InnerSettings, *, regression: bool) -> None:
+        super().__init__(embedding.to(memory_format=torch.contiguous_format))
+        embedding.channels_last = False
+        self.settings = settings
+        self.regression = regression
+        self.outputs = outputs
+        self.last = nn.Linear(embedding.features, outputs)
+        self.log_noise = nn.Parameter(torch.tensor(0.0)) if regression else None
+
+    @classmethod
+    def of(cls, embedding: Any, config: Config, data: Description, generator: torch.Generator) -> Self:
+        """With as many outputs as a task has classes, or real targets."""
+        return cls(embedding, data.targets or config.episode.way, config.inner, regression=data.targets is not None)
+
+    def forward(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+        """Adapt to each task, then answer its queries."""
+        if not self.regression and episodes.way != self.outputs:
+            raise UserError(
+                f"this model answers {self.outputs} classes, which its last layer fixes: "
+                f"give tasks of --way {self.outputs}, not {episodes.way}, in training and test"
+            )
+        episodes = episodes.looked_up()
+        support, query = episodes.support_x, episodes.query_x
+        own = support.shape[1] if self.training else self.own_samples(episodes)
+        start = self.start()
+
+        def answer(x: Tensor, y: Tensor, asked: Tensor) -> Tensor:
+            weights = self.adapt(start, x, y)
+            return self._outputs(weights, torch.cat([x, asked]), own)[len(x) :]
+
+        outputs = vmap(answer, randomness="different")(support, episodes.support_y, query).unsqueeze(0)
+        if self.log_noise is None:
+            return of_logits(outputs, episodes)
+        noise = (2 * self.log_noise).exp().expand_as(outputs)
+        prediction = of_normals(outputs.detach(), noise, episodes)  # the noise is learned beside, not from, the error
+        if prediction.loss is None or episodes.query_y is None:
+            return prediction
+        error = F.mse_loss(outputs[0], episodes.query_y)
+        return replace(prediction, loss=error + prediction.loss, terms=prediction.terms | {"mse": error})
+
+    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+        """There are no features apart from a task: the whole network adapts."""
+        raise UserError("this learner adapts its embedding to a task, so it cannot solve tasks of ready features")
+
+    def start(self) -> Weights:
+        """What the inner steps start from and change: the embedding and the last layer."""
+        return dict(self.embedding.named_parameters()) | {"last": self.last.weight, "offset": self.last.bias}
+
+    def adapt(self, weights: Weights, x: Tensor, y: Tensor) -> Weights:
+        """The weights after the inner steps on one task's support ``x [S, ...]``, ``y [S, ...]``."""
+        steps = self.settings.inner_steps
+        if not self.training:
+            steps = self.settings.test_inner_steps or steps
+        for _ in range(steps):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not self.settings.first_order):
+                gradient = grad(self.task_loss)(weights, x, y)
+            weights = {name: value - self.rate(name) * gradient[name] for name, value in weights.items()}
+        return weights
+
+    def rate(self, name: str) -> Tensor | float:
+        """The inner learning rate of a weight."""
+        return self.settings.inner_lr
+
+    def task_loss(self, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
+        """Error on one task's support: cross entropy, or mean squared error."""
+        outputs = self._outputs(weights, x, len(x))
+        return F.mse_loss(outputs, y) if self.regression else F.cross_entropy(outputs, y)
+
+    def _outputs(self, weights: Weights, x: Tensor, own: int | None) -> Tensor:
+        """``[N, outputs]`` for one task's samples, normalised by the first ``own`` of them."""
+        inner = {name: weight for name, weight in weights.items() if name not in ("last", "offset")}
+        z = functional_call(self.embedding, inner, (x.unsqueeze(0), own)).squeeze(0)
+        return F.linear(z, weights["last"], weights["offset"])

@@ -1,0 +1,44 @@
+"""Matching networks (Vinyals, Blundell, Lillicrap, Kavukcuoglu & Wierstra, NeurIPS 2016).
+
+A query attends to the support samples by the cosine of their features; the probability of a class is the attention its
+samples get. This is the version without full context embeddings, which is the one the paper reports on Omniglot. The
+paper's softmax has no temperature; ours is learned, and starts at 1 in the preset "paper".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from metavrf.config import Config
+from metavrf.episodes import Episodes
+from metavrf.learners.base import Learner, Prediction
+from metavrf.learners.head import of_logits
+from metavrf.tasks.source import Description
+
+
+class Matching(Learner):
+    """Attention over the support samples by the cosine of their features. See the module for the idea."""
+
+    citation = "Vinyals et al., Matching networks for one shot learning, NeurIPS 2016"
+    solves = ("classification",)
+
+    def __init__(self, embedding: nn.Module, gamma: float = 1.0) -> None:
+        super().__init__(embedding)
+        self.log_gamma = nn.Parameter(torch.tensor(math.log(gamma)))
+
+    @classmethod
+    def of(cls, embedding: Any, config: Config, data: Description, generator: torch.Generator) -> Self:
+        """With the scale of the similarities that the settings start from."""
+        return cls(embedding, config.model.gamma)
+
+    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+        """P(class) = Σ attention to its support samples."""
+        support, query = F.normalize(episodes.support_x, dim=-1), F.normalize(episodes.query_x, dim=-1)
+        attention = (self.log_gamma.exp() * (query @ support.mT)).softmax(-1)  # [T, Q, S]
+        probability = attention @ episodes.support_targets.to(attention)  # [T, Q, C]
+        return of_logits(probability.clamp_min(torch.finfo(probability.dtype).tiny).log().unsqueeze(0), episodes)

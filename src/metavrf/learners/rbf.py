@@ -1,0 +1,49 @@
+"""Kernel ridge regression with a Gaussian kernel, the first baseline of the MetaVRF paper.
+
+The same embedding and ridge as MetaVRF, and a kernel that adapts to a task by one number alone: its bandwidth is the
+mean distance between the task's support samples. Nothing is inferred and nothing is random.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from metavrf.config import Config
+from metavrf.episodes import Episodes
+from metavrf.learners.base import Learner, Prediction
+from metavrf.learners.head import RidgeHead
+from metavrf.tasks.source import Description
+
+
+class RBF(Learner):
+    """Ridge regression with a Gaussian kernel as wide as the support's mean distance. See the module."""
+
+    citation = "baseline of Zhen et al., Learning to learn kernels with variational random features, ICML 2020"
+
+    def __init__(self, embedding: nn.Module, *, regression: bool, ridge: float, gamma: float) -> None:
+        super().__init__(embedding)
+        self.head = RidgeHead(regression=regression, lam=ridge, gamma=gamma, unit_norm=True)
+
+    @classmethod
+    def of(cls, embedding: Any, config: Config, data: Description, generator: torch.Generator) -> Self:
+        """With λ and γ as the settings start them."""
+        settings = config.model
+        return cls(embedding, regression=data.targets is not None, ridge=settings.ridge, gamma=settings.gamma)
+
+    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+        """k(z, z') = exp(-‖z - z'‖² / 2h²) with h the mean pairwise distance of the support."""
+        distance = _distance(episodes.support_x, episodes.support_x)  # [T, S, S]
+        pairs = max(1, distance.shape[1] * (distance.shape[1] - 1))
+        mean = distance.sum((1, 2), keepdim=True) / pairs
+        bandwidth = torch.where(mean > 0, mean, torch.ones_like(mean))  # one sample alone has no distance
+        gram = torch.exp(-0.5 * (distance / bandwidth).square())
+        cross = torch.exp(-0.5 * (_distance(episodes.query_x, episodes.support_x) / bandwidth).square())
+        return self.head.kernel(gram.unsqueeze(0), cross.unsqueeze(0), episodes)
+
+
+def _distance(z: Tensor, other: Tensor) -> Tensor:
+    """``[T, N, M]``, exactly 0 where samples coincide."""
+    return torch.cdist(z, other, compute_mode="donot_use_mm_for_euclid_dist")
