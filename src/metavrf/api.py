@@ -14,6 +14,7 @@ from metavrf.evaluation import (
     Difference,
     Evaluation,
     evaluate_learner,
+    milliseconds_to_adapt,
     paired_differences,
 )
 from metavrf.learners import build
@@ -22,10 +23,12 @@ from metavrf.learners.limits import sine_limits
 from metavrf.learners.metavrf import KernelLearner
 from metavrf.randomness import stream
 from metavrf.run import Run, load_weights
+from metavrf.studies.published import published
 from metavrf.tasks.functions import family, is_family
 from metavrf.tasks.source import Description, open_tasks
 
 PathLike = str | os.PathLike[str]
+TIMED_TASKS = 20
 
 
 def load(path: PathLike, *, bases: int | None = None, samples: int | None = None, draw: int | None = None) -> Learner:
@@ -164,12 +167,28 @@ def limits(task: str, *, shot: int, tasks: int = TEST_TASKS, seed: int = TEST_SE
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What a comparison says of a run beside its figures."""
+
+    learner: str
+    parameters: int
+    adapt_ms: float
+    """Milliseconds to solve one task alone, from its inputs to its answers."""
+    train_seconds: float | None
+    train_cpu_seconds: float | None
+    published: str
+    """What the MetaVRF paper's tables say of this learner; † where that figure is known to be transductive."""
+
+
+@dataclass(frozen=True)
 class Row:
     """One line of a comparison."""
 
     name: str
     evaluation: Evaluation
     difference: Difference
+    facts: Facts | None = None
+    """None for a limit."""
 
 
 def compare(
@@ -197,12 +216,40 @@ def compare(
         raise UserError("these runs were trained for different shots: say at which to compare them with --shot")
     shot = configs[0].episode.shot if shot is None else shot
     way = configs[0].episode.way if way is None else way
-    evaluations = [
-        (str(run), evaluate(run, tasks=tasks, shot=shot, way=way, seed=seed, protocol=protocol, **options))
-        for protocol in protocols
-        for run in runs
-    ]
+    tested: list[tuple[str, Evaluation, Facts | None]] = []
+    for protocol in protocols:
+        for run in runs:
+            asked: dict[str, Any] = {"shot": shot, "way": way, "seed": seed, "protocol": protocol, **options}
+            evaluation = evaluate(run, tasks=tasks, **asked)
+            tested.append((str(run), evaluation, _facts(run, evaluation, **asked)))
     if floor and is_family(configs[0].task):
-        evaluations += limits(configs[0].task, shot=shot, tasks=tasks or TEST_TASKS, seed=seed).items()
-    differences = paired_differences([evaluation for _, evaluation in evaluations])
-    return [Row(name, e, d) for (name, e), d in zip(evaluations, differences, strict=True)]
+        known = limits(configs[0].task, shot=shot, tasks=tasks or TEST_TASKS, seed=seed)
+        tested += [(name, evaluation, None) for name, evaluation in known.items()]
+    differences = paired_differences([evaluation for _, evaluation, _ in tested])
+    return [Row(name, e, d, facts) for (name, e, facts), d in zip(tested, differences, strict=True)]
+
+
+def _facts(
+    run: PathLike,
+    evaluation: Evaluation,
+    *,
+    protocol: str,
+    statistics: str | None = None,
+    within_alphabet: bool = False,
+    **shape: Any,
+) -> Facts:
+    """Facts of a run as it was tested; the time is measured on the first of the test tasks."""
+    opened = Run.open(run)
+    config, result = opened.config(), opened.result() or {}
+    learner = load(run)
+    learner.follow(protocol, statistics)
+    return Facts(
+        learner=config.learner,
+        parameters=sum(parameter.numel() for parameter in learner.parameters()),
+        adapt_ms=milliseconds_to_adapt(
+            learner, test_tasks(config, TIMED_TASKS, within_alphabet=within_alphabet, **shape)
+        ),
+        train_seconds=result.get("train_seconds"),
+        train_cpu_seconds=result.get("train_cpu_seconds"),
+        published=published(config, evaluation.way, evaluation.shot),
+    )

@@ -19,7 +19,16 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg, subcomm
 from metavrf.config import PRESETS, TEST_EPISODES, TEST_SEED, Config, DataSettings, preset
 from metavrf.errors import UserError
 from metavrf.memory import keep_freed_memory
-from metavrf.reports import check_picture, draw_figure, number, print_rows, print_table, report, row_dict
+from metavrf.reports import (
+    check_picture,
+    comparison_table,
+    draw_figure,
+    number,
+    print_rows,
+    print_table,
+    report,
+    row_dict,
+)
 
 
 @dataclass
@@ -139,6 +148,10 @@ class Compare(TestOptions):
     """Two runs or more."""
     floor: bool = True
     """Show the limits too."""
+    chart: Path | None = None
+    """Draw the figures with their intervals to this file (.png, .pdf or .svg)."""
+    markdown: bool = False
+    """Print the table as Markdown."""
 
     def run(self) -> None:
         """Compare, print, draw, save."""
@@ -146,16 +159,54 @@ class Compare(TestOptions):
         from metavrf import api
 
         check_picture(self.plot)
+        check_picture(self.chart)
         rows = api.compare(self.runs, floor=self.floor, protocols=self.protocols(), **self.options())
         if self.plot:
             learners = {str(path): api.load(path) for path in self.runs}
             draw_figure(learners, self.runs[0], rows[0].evaluation, self.plot)
-        values = {"rows": [row_dict(row) for row in rows]}
+        if self.chart:
+            from metavrf.plots import plot_comparison
+
+            plot_comparison(rows, self.chart, comparison_table(rows)[0])
+        if not self.json:
+            print_rows(rows, markdown=self.markdown)
+        report({"rows": [row_dict(row) for row in rows]}, self.json or None, self.save, self.seed, self.runs)
+
+
+@dataclass
+class Learners:
+    """List the learners: what each is, where it was published, its tasks and protocol."""
+
+    json: bool = False
+    """Print one JSON object instead of text."""
+    plugin: UseAppendAction[list[Path]] = field(default_factory=list)
+    """Python file that registers learners of your own."""
+
+    def run(self) -> None:
+        """List them."""
+        load_plugins(self.plugin)
+        from metavrf.learners import learners, sentence
+
+        known: list[dict[str, Any]] = [
+            {
+                "name": name,
+                "what": sentence(cls),
+                "citation": cls.citation,
+                "tasks": list(cls.solves),
+                "transductive": cls.transductive,
+                "any_way": cls.any_way,
+            }
+            for name, cls in learners().items()
+        ]
         if self.json:
-            report(values, True, self.save, self.seed, self.runs)
-        else:
-            print_rows(rows)
-            report(values, None, self.save, self.seed, self.runs)
+            print(json.dumps({"learners": known}))
+            return
+        for entry in known:
+            protocol = "transductive" if entry["transductive"] else "inductive"
+            fixed = "" if entry["any_way"] else "; tested at the ways it was trained for"
+            print(f"{entry['name']}: {entry['what']}\n  {' and '.join(entry['tasks'])}; {protocol}{fixed}")
+            if entry["citation"]:
+                print(f"  cite: {entry['citation']}")
 
 
 @dataclass
@@ -327,8 +378,9 @@ class Pack:
 class Study:
     """Train and test many runs of one question, and write one table: see docs/studies.md."""
 
-    name: Positional[Literal["contexts", "bases", "rff"]]
-    """contexts: contexts x seeds x shots. bases: fixed or resampled, and the kinds of bases. rff: the baseline."""
+    name: Positional[Literal["contexts", "bases", "rff", "maml"]]
+    """contexts: contexts x seeds x shots. bases: fixed or resampled, and the kinds of bases. rff: the baseline.
+    maml: with 1, 5 and 10 inner steps."""
     out: Path
     """Directory for the runs; a study that was interrupted goes on where it was."""
     save: Path | None = None
@@ -399,6 +451,7 @@ def parse(arguments: Sequence[str]) -> Any:
         Annotated[Train, subcommand("train", default=default)],
         Annotated[Evaluate, subcommand("evaluate")],
         Annotated[Compare, subcommand("compare")],
+        Annotated[Learners, subcommand("learners")],
         Annotated[Info, subcommand("info")],
         Annotated[Data, subcommand("data")],
         Annotated[Embed, subcommand("embed")],

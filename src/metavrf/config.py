@@ -378,8 +378,8 @@ _BY_LEARNER_PAPER: dict[str, dict[str, dict[str, Any]]] = {
         "omniglot": {"train_way": 60},
     },
     "versa": {
-        "classes": {"lr": 1e-4, "batch": 8, "iterations": 100_000},
-        "omniglot": {"batch": 16, "iterations": 80_000},
+        "classes": {"lr": 2.5e-4, "batch": 8, "iterations": 50_000},
+        "omniglot": {"lr": 1e-4, "batch": 16, "iterations": 80_000},
     },
 }
 

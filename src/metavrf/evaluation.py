@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -205,10 +206,15 @@ def fingerprint(episodes: Episodes) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """Paired difference of two evaluations on the same tasks: other minus first."""
+    """Paired difference of two evaluations on the same tasks: other minus first.
+
+    ``p_value`` is of Student's paired t-test: how likely a difference as large is if there is none. None where the two
+    are equal on every task.
+    """
 
     mean: float
     ci95: float
+    p_value: float | None = None
 
 
 def paired_differences(evaluations: Sequence[Evaluation]) -> list[Difference]:
@@ -216,5 +222,23 @@ def paired_differences(evaluations: Sequence[Evaluation]) -> list[Difference]:
     first = evaluations[0]
     if len({e.data_sha256 for e in evaluations}) > 1:
         raise UserError("these evaluations are not on the same tasks, so they cannot be compared in pairs")
-    gaps = [e.per_task.double() - first.per_task.double() for e in evaluations]
-    return [Difference(gap.mean().item(), interval95(gap)) for gap in gaps]
+    return [_difference(e.per_task.double() - first.per_task.double()) for e in evaluations]
+
+
+def _difference(gap: Tensor) -> Difference:
+    from scipy.stats import ttest_1samp
+
+    p_value = float(ttest_1samp(gap.numpy(), 0.0).pvalue) if bool((gap != gap[0]).any()) else None
+    return Difference(gap.mean().item(), interval95(gap), p_value)
+
+
+def milliseconds_to_adapt(learner: Learner, episodes: Episodes) -> float:
+    """Median time to solve one task alone, from its inputs to its answers: the embedding is part of it."""
+    tasks = [task.looked_up() for task in episodes.batches(1)]
+    learner.predict(tasks[0])  # the first call sets things up
+    seconds = []
+    for task in tasks:
+        start = time.perf_counter()
+        learner.predict(task)
+        seconds.append(time.perf_counter() - start)
+    return 1000 * statistics.median(seconds)

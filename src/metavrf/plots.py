@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
+    from metavrf.api import Row
     from metavrf.learners.base import Learner, Prediction
 
 # Okabe & Ito's colours, told apart by colour-blind readers; the dashes tell them apart in grey.
@@ -114,6 +115,45 @@ def plot_classes(learner: Learner, episodes: Episodes, path: str | os.PathLike[s
         return _write(figure, path)
     finally:
         plt.close(figure)
+
+
+def plot_comparison(rows: Sequence[Row], path: str | os.PathLike[str], title: str = "") -> Path:
+    """Draw a comparison: each run's figure with its 95 % interval, and a diamond where the paper has one for it."""
+    path = check_picture_name(path)
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(7, 0.36 * len(rows) + 1.6), layout="constrained")
+    try:
+        places = range(len(rows))
+        means, intervals = ([getattr(row.evaluation, name) for row in rows] for name in ("mean", "ci95"))
+        axis.errorbar(means, places, xerr=intervals, fmt="o", color=STYLES[0][0], capsize=3, label="measured, 95 %")
+        claimed = [(p, row.facts.published) for p, row in zip(places, rows, strict=True) if row.facts]
+        for marker, label, wanted in (("D", "the paper's tables", False), ("d", "the same, transductive", True)):
+            known = [(float(text.rstrip("†")), p) for p, text in claimed if text and ("†" in text) == wanted]
+            if known:
+                x, y = zip(*known, strict=True)
+                axis.plot(x, y, marker, color=STYLES[1][0], fillstyle="none", label=label)
+        axis.axvline(means[0], color="0.6", linewidth=1, linestyle=":")
+        axis.set_yticks(places, [_short(row.name) for row in rows])
+        axis.invert_yaxis()
+        first = rows[0].evaluation
+        axis.set_xlabel(first.metric if first.way is None else f"{first.metric} (%)")
+        if first.way is None:
+            axis.set_xscale("log")
+        axis.grid(axis="x", alpha=0.25)
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+        figure.suptitle(title, fontsize=10)
+        return _write(figure, path)
+    finally:
+        plt.close(figure)
+
+
+def _short(name: str) -> str:
+    """The last part of a run's path."""
+    return name.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _draw_image(axis: Axes, image: Tensor) -> None:

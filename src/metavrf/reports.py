@@ -40,30 +40,58 @@ def draw_figure(learners: Any, run: Path, result: Evaluation, path: Path) -> Pat
 
 def row_dict(row: Row) -> dict[str, Any]:
     """A line of a comparison as plain values."""
-    return {"name": row.name, **row.evaluation.to_dict(), "difference": dataclasses.asdict(row.difference)}
+    facts = {} if row.facts is None else dataclasses.asdict(row.facts)
+    return {"name": row.name, **row.evaluation.to_dict(), "difference": dataclasses.asdict(row.difference), **facts}
 
 
-def print_rows(rows: Sequence[Row]) -> None:
+def print_rows(rows: Sequence[Row], *, markdown: bool = False) -> None:
     """A comparison as a table."""
+    title, header, lines = comparison_table(rows)
+    if markdown:
+        print(markdown_table(title, header, lines))
+    else:
+        print_table(header, lines, title)
+
+
+def comparison_table(rows: Sequence[Row]) -> tuple[str, list[str], list[list[str]]]:
+    """Title, columns and lines of a comparison; columns that would be empty are left out."""
     first = rows[0].evaluation
     protocols = list(dict.fromkeys(row.evaluation.protocol for row in rows))
-    lines = [
-        [
-            row.name,
-            f"{number(row.evaluation.mean)} ± {number(row.evaluation.ci95)}",
-            f"{number(row.difference.mean)} ± {number(row.difference.ci95)}" if index else "",
-            number(row.evaluation.nll),
-            f"{100 * (row.evaluation.coverage90 or 0):.1f} %" if first.way is None else number(row.evaluation.ece),
-            *([row.evaluation.protocol] if len(protocols) > 1 else []),
-        ]
-        for index, row in enumerate(rows)
-    ]
-    ways = "" if first.way is None else f"{first.way} ways, "
+    regression = first.way is None
+    table = [_cells(row, regression, first=row is rows[0]) for row in rows]
+    header = [name for name in table[0] if any(cells[name] for cells in table)]
+    if len(protocols) == 1:
+        header.remove("protocol")
+    ways = "" if regression else f"{first.way} ways, "
     title = f"{first.tasks} test tasks, {ways}{first.shot} shots, {' and '.join(protocols)}"
-    metric = first.metric if first.way is None else f"{first.metric} (%)"
-    last = "in the 90 % band" if first.way is None else "calibration error"
-    columns = ["", metric, "difference to the first", "nll", last, *(["protocol"] if len(protocols) > 1 else [])]
-    print_table(columns, lines, title)
+    if any("†" in cells["paper"] for cells in table):
+        title += "; paper: what the MetaVRF paper's tables say, † known to be transductive"
+    return title, ["" if name == "name" else name for name in header], [[c[n] for n in header] for c in table]
+
+
+def _cells(row: Row, regression: bool, *, first: bool) -> dict[str, str]:
+    """One line of a comparison by column."""
+    result, gap, facts = row.evaluation, row.difference, row.facts
+    metric = result.metric if regression else f"{result.metric} (%)"
+    return {
+        "name": row.name,
+        metric: f"{number(result.mean)} ± {number(result.ci95)}",
+        "difference to the first": "" if first else f"{number(gap.mean)} ± {number(gap.ci95)}",
+        "p": "" if first or gap.p_value is None else f"{gap.p_value:.1g}",
+        "nll": number(result.nll),
+        "in the 90 % band": f"{100 * (result.coverage90 or 0):.1f} %" if regression else "",
+        "calibration error": "" if regression else number(result.ece),
+        "ms a task": "" if facts is None else f"{facts.adapt_ms:.3g}",
+        "parameters": "" if facts is None else f"{facts.parameters:,}",
+        "paper": "" if facts is None else facts.published,
+        "protocol": result.protocol,
+    }
+
+
+def markdown_table(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, its title under it."""
+    rows = [header, ["---", *["---:"] * (len(header) - 1)], *lines]
+    return "\n".join(["| " + " | ".join(cells) + " |" for cells in rows] + ["", f"{title}."])
 
 
 def print_table(header: Sequence[str], lines: Sequence[Sequence[str]], title: str | None = None) -> None:

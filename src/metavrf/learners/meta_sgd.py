@@ -16,7 +16,7 @@ from metavrf.learners.maml import MAML
 
 
 class MetaSGD(MAML):
-    """MAML with a learned inner learning rate for each weight, started at random in 0.05 to 1 times ``inner_lr``."""
+    """MAML with a learned inner learning rate for each weight. They start at random in 0.05 to 1 times ``inner_lr``."""
 
     citation = "Li, Zhou, Chen & Li, Meta-SGD: learning to learn quickly for few-shot learning, arXiv 1707.09835, 2017"
 

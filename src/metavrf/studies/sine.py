@@ -19,6 +19,7 @@ from metavrf.errors import UserError
 from metavrf.run import Run
 
 CONTEXTS = ("none", "lstm", "bilstm")
+INNER_STEPS = (1, 5, 10)
 BASES: tuple[dict[str, Any], ...] = (
     {"draw": "fixed", "feature_map": "cosine"},
     {"draw": "resampled", "feature_map": "cosine"},
@@ -38,6 +39,9 @@ def variants(
             common = {"shot": shot, "seed": seed}
             if name == "rff":
                 found[f"{shot}shot-rff-seed{seed}"] = common | {"learner": "rff"}
+            if name == "maml":
+                for steps in INNER_STEPS:
+                    found[f"{shot}shot-maml-{steps}-seed{seed}"] = common | {"learner": "maml", "inner_steps": steps}
             if name == "bases":
                 for kind in BASES:
                     label = "-".join(str(value).lower() for value in kind.values())
@@ -61,18 +65,22 @@ def over_seeds(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     """One line for each question: the mean over seeds, and the range of the error."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        inference = "" if row["learner"] == "rff" else f"{row['context']}, sees {row['context_inputs']}"
-        key = (str(row["shot"]), row["learner"], inference, row["draw"], row["feature_map"])
+        how = {
+            "metavrf": f"{row['context']}, sees {row['context_inputs']}",
+            "maml": f"{row['inner_steps']} inner steps",
+        }
+        bases = "" if row["learner"] == "maml" else f"{row['draw']} {row['feature_map']}"
+        key = (str(row["shot"]), row["learner"], how.get(row["learner"], ""), bases)
         groups.setdefault(key, []).append(row)
     lines = []
-    for (shot, learner, inference, draw, feature_map), members in sorted(groups.items(), key=lambda g: int(g[0][0])):
+    for (shot, learner, inference, bases), members in sorted(groups.items(), key=lambda g: int(g[0][0])):
         mse = [row["mse"] for row in members]
         lines.append(
             {
                 "shots": shot,
                 "learner": learner,
-                "context": inference,
-                "bases": f"{draw} {feature_map}",
+                "context or steps": inference,
+                "bases": bases,
                 "seeds": str(len(members)),
                 "mse": f"{fmean(mse):.4g}",
                 "range over seeds": f"{min(mse):.4g} to {max(mse):.4g}",
@@ -126,6 +134,7 @@ def _row(path: Path, config: Config) -> dict[str, Any]:
         "context_inputs": model.context_inputs,
         "draw": model.draw,
         "feature_map": model.feature_map + (" orthogonal" if model.orthogonal else ""),
+        "inner_steps": config.inner.inner_steps,
         "seed": config.training.seed,
         "mse": result.mean,
         "ci95": result.ci95,
