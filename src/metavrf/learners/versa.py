@@ -25,17 +25,19 @@ from metavrf.tasks.source import Description
 class Versa(Learner):
     """Linear classifiers whose weights a network infers, as Gaussians. See the module for the idea.
 
-    ε of evaluation is a buffer, shared by classes and tasks: predictions are the same whenever they are made.
+    The model keeps a seed: at test time ε is drawn from it anew, the same for all tasks and other for each class, so
+    predictions are the same whenever they are made.
     """
 
     citation = "Gordon et al., Meta-learning probabilistic inference for prediction, ICLR 2019"
     solves = ("classification",)
-    epsilon: Tensor
+    seed: Tensor
 
     def __init__(self, embedding: nn.Module, features: int, samples: int, generator: torch.Generator) -> None:
         super().__init__(embedding)
         self.inference = GaussianMLP(features, features, features + 1)  # a weight for each feature, and an offset
-        self.register_buffer("epsilon", torch.randn(samples, 1, 1, features + 1, generator=generator))
+        self.samples = samples
+        self.register_buffer("seed", torch.randint(2**31, (), generator=generator))
 
     @classmethod
     def of(cls, embedding: Any, config: Config, data: Description, generator: torch.Generator) -> Self:
@@ -45,10 +47,11 @@ class Versa(Learner):
     def weights(self, episodes: Episodes, generator: torch.Generator | None = None) -> Tensor:
         """L samples ``[L, T, C, d + 1]`` of the classes' weights and offsets: μ + σ ⊙ ε."""
         mean, log_variance = self.inference(episodes.prototypes(episodes.support_x))
-        epsilon = self.epsilon
-        if self.training and generator is not None:
-            epsilon = torch.randn(len(epsilon), *mean.shape, generator=generator).to(mean)
-        return mean + torch.exp(0.5 * log_variance) * epsilon
+        tasks, classes, size = mean.shape
+        if not self.training or generator is None:
+            tasks, generator = 1, torch.Generator().manual_seed(int(self.seed))
+        epsilon = torch.randn(classes, self.samples, tasks, size, generator=generator).permute(1, 2, 0, 3)
+        return mean + torch.exp(0.5 * log_variance) * epsilon.to(mean)
 
     def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
         """Linear classifiers whose probabilities are averaged; the loss is that average's, not the samples'."""
