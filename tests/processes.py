@@ -179,6 +179,9 @@ def without(values: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in names}
 
 
+TIMES = ("seconds", "cpu_seconds")
+
+
 def assert_same_tensors(one: Path, other: Path) -> None:
     """Equal to the bit: names, types, values, and all metadata but the seconds."""
     (tensors, metadata), (others, other_metadata) = read_tensors(one), read_tensors(other)
@@ -186,7 +189,7 @@ def assert_same_tensors(one: Path, other: Path) -> None:
     for name, tensor in tensors.items():
         assert tensor.dtype == others[name].dtype, name
         assert torch.equal(tensor, others[name]), name
-    assert without(metadata, "seconds") == without(other_metadata, "seconds")
+    assert without(metadata, *TIMES) == without(other_metadata, *TIMES)
 
 
 def assert_same_run(one: Path, other: Path) -> None:
@@ -195,8 +198,8 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert first.config_file.read_bytes() == second.config_file.read_bytes()
     assert_same_tensors(first.model_file, second.model_file)
     assert_same_tensors(first.state_file, second.state_file)
-    assert [without(r, "seconds") for r in first.metrics()] == [without(r, "seconds") for r in second.metrics()]
-    timed = ("train_seconds", "finished", "command")
+    assert [without(r, *TIMES) for r in first.metrics()] == [without(r, *TIMES) for r in second.metrics()]
+    timed = ("train_seconds", "train_cpu_seconds", "finished", "command")
     results = [json.loads(run.result_file.read_text()) for run in (first, second)]
     assert without(results[0], *timed) == without(results[1], *timed)
 

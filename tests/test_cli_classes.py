@@ -63,7 +63,7 @@ def test_both_protocols_stand_side_by_side(run: Path, capsys: pytest.CaptureFixt
 def test_compare_pairs_runs_and_protocols(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = printed_json(capsys, "compare", run, run, "--episodes", 10, "--protocol", "both", "--json")["rows"]
     assert [row["protocol"] for row in rows] == ["inductive", "inductive", "transductive", "transductive"]
-    assert rows[1]["difference"] == {"mean": 0.0, "ci95": 0.0}
+    assert rows[1]["difference"] == {"mean": 0.0, "ci95": 0.0, "p_value": None}
     assert rows[2]["difference"]["mean"] == pytest.approx(rows[2]["mean"] - rows[0]["mean"])
     main(["compare", str(run), str(run), "--episodes", "10"])
     assert "accuracy (%)" in capsys.readouterr().out

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from metavrf.episodes import Episodes
     from metavrf.errors import UserError
     from metavrf.evaluation import Evaluation
+    from metavrf.learners import register_learner
     from metavrf.learners.base import Learner, Prediction
     from metavrf.learners.metavrf import MetaVRF
     from metavrf.learners.rff import RFF
@@ -42,6 +43,7 @@ _HOMES = {
     "load": "api",
     "plot_fits": "plots",
     "register_family": "tasks.functions",
+    "register_learner": "learners",
     "train": "training",
 }
 __all__ = [  # noqa: RUF022 - as in _HOMES
@@ -60,6 +62,7 @@ __all__ = [  # noqa: RUF022 - as in _HOMES
     "load",
     "plot_fits",
     "register_family",
+    "register_learner",
     "train",
 ]
 
