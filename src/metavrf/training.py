@@ -212,11 +212,9 @@ class Trainer:
             raise UserError(f"training failed at step {self.step}: {error}; lower --lr ({hint})") from error
         self.optimizer.zero_grad(set_to_none=True)
         self.fabric.backward(loss * weight)
-        limit = settings.clip or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(self.learner.parameters(), limit, foreach=True)
-        if torch.isfinite(
-            norm
-        ):  # two support points that nearly coincide can overflow a gradient: that batch teaches nothing
+        norm = clip_gradients(self.learner, settings.clip)
+        # Two support points that nearly coincide can overflow a gradient: that batch teaches nothing.
+        if math.isfinite(norm):
             self.wrapped_optimizer.step()
         self.step += 1
         return {"loss": loss.detach(), **{name: term.detach() for name, term in prediction.terms.items()}}
@@ -224,9 +222,12 @@ class Trainer:
     @contextmanager
     def _seeded_dropout(self) -> Iterator[None]:
         """Dropout draws from the global generator: seed it for this step, and leave it as it was."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stream(self.config.training.seed, "dropout", self.step).initial_seed())
+        state = torch.default_generator.get_state()  # torch.manual_seed would cost a millisecond
+        torch.default_generator.manual_seed(stream(self.config.training.seed, "dropout", self.step).initial_seed())
+        try:
             yield
+        finally:
+            torch.default_generator.set_state(state)
 
     def tasks_of(self, step: int) -> Episodes:
         """The training tasks of a step."""
@@ -333,6 +334,15 @@ class Trainer:
                 **provenance(self.config.training.seed),
             },
         )
+
+
+def clip_gradients(learner: Learner, limit: float) -> float:
+    """Scale all gradients so that their joint norm is at most ``limit``, unless that is 0; returns the norm before."""
+    gradients = [parameter.grad for parameter in learner.parameters() if parameter.grad is not None]
+    norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()  # one norm, not one a parameter
+    if limit and norm > limit:
+        torch._foreach_mul_(gradients, limit / norm)
+    return norm
 
 
 def learning_rate(settings: TrainingSettings, step: int) -> float:
