@@ -164,12 +164,21 @@ class _WideBlock(nn.Module):
 
 
 class Ready(Embedding):
-    """Features that are ready already: only centred and scaled, one by one, by statistics of the training classes."""
+    """Features that are ready already: centred and scaled, one by one, by statistics of the training classes.
 
-    def __init__(self, features: int) -> None:
+    ``project`` asks for a learned linear map to that many, which starts as an orthogonal projection: everything after
+    it is that much smaller.
+    """
+
+    def __init__(self, features: int, project: int = 0) -> None:
         super().__init__()
-        self.features = features
+        if project > features:
+            raise UserError(f"{project=} exceeds the {features} features there are")
+        self.features = project or features
         self.norm = Normalisation(features)
+        self.projection = nn.Linear(features, project, bias=False) if project else nn.Identity()
+        if project:
+            nn.init.orthogonal_(self.projection.weight)
 
     def forward(self, x: Tensor, own: int | None = None) -> Tensor:
         """Normalised features ``[T, N, d]`` of ``x [T, N, d]``."""
@@ -177,8 +186,8 @@ class Ready(Embedding):
         return self.network(x.flatten(0, 1), layout).unflatten(0, x.shape[:2])
 
     def network(self, images: Tensor, own: Own | None) -> Tensor:
-        """Normalise ``[N, d]``."""
-        return self.norm(images[..., None, None], own).flatten(1)
+        """Normalise and project ``[N, d]``."""
+        return self.projection(self.norm(images[..., None, None], own).flatten(1))
 
 
 def make_embedding(inputs: Sequence[int], settings: EmbeddingSettings, *, regression: bool) -> Embedding | MLP:
@@ -186,7 +195,7 @@ def make_embedding(inputs: Sequence[int], settings: EmbeddingSettings, *, regres
     if regression:
         return MLP(FUNCTION_SIZES)
     if len(inputs) == 1:
-        return Ready(inputs[0])
+        return Ready(inputs[0], settings.project)
     match settings.embedding:
         case "conv4":
             return ConvNet(inputs, blocks=4, channels=settings.channels, dropout=settings.dropout)

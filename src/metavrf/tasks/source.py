@@ -70,6 +70,14 @@ class Tasks(ABC):
         """Tasks to validate or test on: ``part`` is "val" or "test", ``shape`` gives way, shot and query."""
 
 
+def training_shot(shape: EpisodeSettings, generator: torch.Generator) -> int:
+    """Support samples (a class) of a step's training tasks: as set, or drawn where the setting is a range."""
+    least = shape.train_shot or shape.shot
+    if not shape.most_shot:
+        return least
+    return int(torch.randint(least, shape.most_shot + 1, (), generator=generator))
+
+
 class FunctionTasks(Tasks):
     """Regression tasks of a family of functions."""
 
@@ -79,7 +87,7 @@ class FunctionTasks(Tasks):
 
     def training(self, shape: EpisodeSettings, generator: torch.Generator) -> Episodes:
         """Points drawn at random."""
-        return self.family.sample(shape.batch, shape.shot, shape.query, generator)
+        return self.family.sample(shape.batch, training_shot(shape, generator), shape.query, generator)
 
     def held_out(
         self,
@@ -117,7 +125,7 @@ class ClassTasks(Tasks):
 
     def training(self, shape: EpisodeSettings, generator: torch.Generator) -> Episodes:
         """Tasks on the training classes, augmented where asked for."""
-        way, shot = shape.train_way or shape.way, shape.train_shot or shape.shot
+        way, shot = shape.train_way or shape.way, training_shot(shape, generator)
         way = min(way, len(self.banks["train"].names)) if shape.train_way else way
         episodes = self.banks["train"].sample(shape.batch, way, shot, shape.query, generator)
         if self.augment == "none":
