@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import math
 import os
@@ -23,6 +22,7 @@ from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from metavrf.api import describe
 from metavrf.config import Config, TrainingSettings, preset
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
@@ -84,7 +84,7 @@ def train(
     tasks.held_out("val", 2, config.episode, stream(0, "validation"))
     learner = build(config, tasks.description)
     data = None if tasks.description.targets else tasks.description.to_dict()
-    if resume and run.data() != json.loads(json.dumps(data)):
+    if resume and describe(run) != tasks.description:
         raise UserError(f"the data is not what {run.path} was started on: a resumed run needs the same files")
     if not resume and first_rank:
         run = Run.create(out, config, data)

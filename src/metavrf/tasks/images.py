@@ -52,7 +52,7 @@ class Preprocessing:
 
     def decode(self, source: bytes | Path, name: str) -> np.ndarray[Any, Any]:
         """One picture as uint8 ``[channels, size, size]``; ``name`` names it in errors."""
-        from PIL import Image, ImageOps
+        from PIL import Image
 
         try:
             with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as picture:
@@ -62,13 +62,19 @@ class Preprocessing:
                         "make it smaller or remove it"
                     )
                 picture.draft("RGB" if self.channels == 3 else "L", (2 * self.size, 2 * self.size))
-                upright = ImageOps.exif_transpose(picture)
-                pixels = np.asarray(_resize(_flatten(upright, self.channels), self.size))
+                return self.pixels(picture)
         except UserError:
             raise
         except Exception as error:  # Pillow's readers raise errors of all kinds, struct.error among them
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"{name} is not a picture that can be read ({reason}): mend or remove it") from error
+
+    def pixels(self, picture: Image.Image) -> np.ndarray[Any, Any]:
+        """An open picture as uint8 ``[channels, size, size]``: upright, and cut to the square in its middle."""
+        from PIL import ImageOps
+
+        upright = ImageOps.exif_transpose(picture)
+        pixels = np.asarray(_resize(_flatten(upright, self.channels), self.size))
         pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
         return 255 - pixels if self.invert else pixels
 

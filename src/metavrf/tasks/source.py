@@ -17,7 +17,7 @@ from metavrf.errors import UserError
 from metavrf.run import read_tensors
 from metavrf.tasks.augment import AUGMENTATIONS
 from metavrf.tasks.bank import Bank
-from metavrf.tasks.datasets import NAMED_SETS
+from metavrf.tasks.datasets import NAMED_SETS, data_folders
 from metavrf.tasks.functions import families, family, is_family
 from metavrf.tasks.images import FolderSource, ParquetSource, Preprocessing, cache_folder, read_bank, rotated
 from metavrf.tasks.splits import PARTS, Split, divide
@@ -36,6 +36,10 @@ class Description:
     """Of the data and its preprocessing."""
     pretraining: str = ""
     """What the features were pre-trained on, if they were."""
+    embedder: str = ""
+    """What makes such features of pictures (:func:`metavrf.features.picture_features`), if it is a known network."""
+    pictures: str = ""
+    """The data set whose pictures the features are of, if they are features."""
     classes: Mapping[str, list[str]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -46,6 +50,15 @@ class Description:
     def from_dict(cls, values: Mapping[str, Any]) -> Description:
         """What :meth:`to_dict` gave."""
         return cls(**{**values, "inputs": tuple(values["inputs"])})
+
+    def check_same(self, trained: Description, task: str) -> None:
+        """Refuse to test on these what was ``trained`` on others: its test classes would not be new, or not alike."""
+        if dict(self.classes) != dict(trained.classes):
+            raise UserError(f"the classes of {task} are not those the run was split by: use the same data")
+        both_known = self.embedder and trained.embedder
+        if self.inputs != trained.inputs or (both_known and self.embedder != trained.embedder):
+            own, others = ((d.embedder, *d.inputs) for d in (self, trained))
+            raise UserError(f"{task} holds samples of another kind {own} than the run was trained on {others}")
 
 
 class Tasks(ABC):
@@ -147,22 +160,36 @@ class ClassTasks(Tasks):
         return self.banks[part].sample(tasks, shape.way, shape.shot, query, generator, within_group=within_group)
 
 
-def open_tasks(task: str, settings: DataSettings, *, quiet: bool = False) -> Tasks:
-    """The tasks of that name: a family of functions, a named data set, a Parquet file, a folder, a feature file."""
+def open_tasks(
+    task: str, settings: DataSettings, *, quiet: bool = False, trained_on: Description | None = None
+) -> Tasks:
+    """The tasks of that name: a family of functions, a named data set, a Parquet file, a folder, a feature file.
+
+    ``trained_on`` is what a run says of its tasks; other tasks are refused.
+    """
     if is_family(task):
         return FunctionTasks(task)
     if task in NAMED_SETS:
-        return _named(task, settings, quiet=quiet)
-    path = Path(task)
-    if path.suffix == ".safetensors" and path.is_file():
-        return _features(path)
+        tasks = _named(task, settings, quiet=quiet)
+    elif Path(task).suffix == ".safetensors":
+        tasks = _features(_feature_file(task, settings.data, trained_on))
+    else:
+        tasks = _at(Path(task), settings, quiet=quiet)
+    if trained_on is not None:
+        tasks.description.check_same(trained_on, task)
+    return tasks
+
+
+def _at(path: Path, settings: DataSettings, *, quiet: bool) -> ClassTasks:
+    """Pictures of one's own at a path."""
     if path.exists():
         return _own(path, settings, quiet=quiet)
-    if "/" in task or path.suffix:
-        raise UserError(f"{task} does not exist: give a Parquet file, a folder or a feature file that is there")
+    if path.name != str(path) or path.suffix:
+        raise UserError(f"{path} does not exist: give a Parquet file, a folder or a feature file that is there")
     names = ", ".join([*families(), *NAMED_SETS])
     raise UserError(
-        f"task {task!r} is unknown: choose from {names}, or give a path, or the file that registers it with --plugin"
+        f"task {str(path)!r} is unknown: choose from {names}, or give a path, "
+        "or the file that registers it with --plugin"
     )
 
 
@@ -248,6 +275,25 @@ def _random_split(bank: Bank, seed: int, where: str) -> Split:
             f"{where} has {classes} classes: training needs at least 6, two each to train, validate and test on"
         )
     return divide(bank.names, (classes - 2 * held, held, held), seed)
+
+
+def _feature_file(task: str, data: str, trained_on: Description | None) -> Path:
+    """Where a feature file is: ``data`` itself, or of the task's name in the data folders, or where the task says."""
+    if Path(data).suffix == ".safetensors" and Path(data).is_file():
+        return Path(data)
+    places = [folder / Path(task).name for folder in data_folders(data)]
+    places.insert(1 if data else 0, Path(task))
+    found = next((place for place in places if place.is_file()), None)
+    if found is not None:
+        return found
+    known = trained_on or Description()
+    network, _, resolution = known.embedder.partition("@")
+    by = f" --by {network} --resolution {resolution}" if network else ""
+    extra = " (needs the extra 'deep')" if network else ""
+    raise UserError(
+        f"the feature file {task} is not there: make it with 'metavrf embed {known.pictures or 'DATA'}{by} --out "
+        f"{Path(task).name}'{extra}, or say where it is with --data"
+    )
 
 
 def _features(path: Path) -> ClassTasks:
