@@ -21,6 +21,9 @@ SAMPLES_AT_ONCE = 10_000  # features solved at a time; results depend on it only
 IMAGES_AT_ONCE = 500
 BAND90 = 1.6448536269514722  # standard deviations either side that hold 90 % of a Gaussian
 CALIBRATION_BINS = 15
+MOST_LEFT_OUT = 200  # samples that are left out one by one: more would hardly change the estimate
+LEFT_OUT_AT_ONCE = 2_000  # features of left-out tasks solved at a time; fewer, for tasks may have many bases
+SURE = 0.95  # share of answers that must be right where a model is called sure
 
 
 @dataclass(frozen=True)
@@ -78,16 +81,21 @@ def embed_once(learner: Learner, episodes: Episodes) -> Episodes:
 
 
 @torch.inference_mode()
-def answers(learner: Learner, episodes: Episodes, batch: int | None = None) -> tuple[Tensor, Tensor | None]:
-    """Means (or log probabilities) and deviations of all tasks, ``batch`` of them solved at a time."""
-    once = episodes.bank is not None and learner.statistics == "running"
+def answers(
+    learner: Learner, episodes: Episodes, batch: int | None = None, *, embedded: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Means (or log probabilities) and deviations of all tasks, ``batch`` of them solved at a time.
+
+    ``embedded`` says that inputs are features already.
+    """
+    once = not embedded and episodes.bank is not None and learner.statistics == "running"
     if once:
         episodes = embed_once(learner, episodes)
     if batch is None:
         samples = episodes.support_x.shape[1] + episodes.query_x.shape[1]
-        images = episodes.bank is not None and not once
+        images = episodes.bank is not None and not (once or embedded)
         batch = max(1, (2 * IMAGES_AT_ONCE if images else SAMPLES_AT_ONCE) // samples)
-    predictions = [learner.predict(chunk, embedded=once) for chunk in episodes.batches(batch)]
+    predictions = [learner.predict(chunk, embedded=once or embedded) for chunk in episodes.batches(batch)]
     deviations = [p.std for p in predictions if p.std is not None]
     return torch.cat([p.mean for p in predictions]), torch.cat(deviations) if deviations else None
 
@@ -218,3 +226,42 @@ def paired_differences(evaluations: Sequence[Evaluation]) -> list[Difference]:
         raise UserError("these evaluations are not on the same tasks, so they cannot be compared in pairs")
     gaps = [e.per_task.double() - first.per_task.double() for e in evaluations]
     return [Difference(gap.mean().item(), interval95(gap)) for gap in gaps]
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """What to expect of new samples of a task's classes: each of ``tested`` support samples, told by the others.
+
+    Samples that are the only one of their class cannot be told and are not tested; where none can, ``accuracy`` (in
+    percent) is None. ``threshold`` is the least probability that was trustworthy: at least ``wanted`` of the answers as
+    probable as that were right.
+    """
+
+    accuracy: float | None
+    tested: int
+    threshold: float
+    wanted: float = SURE
+
+
+def leave_one_out(learner: Learner, support: Episodes) -> LeaveOneOut:
+    """Test one embedded task of classes on its own support, as one batch of left-out tasks."""
+    labels, counts = support.support_y[0].unique(return_counts=True)
+    rows = torch.isin(support.support_y[0], labels[counts > 1]).nonzero().squeeze(1)
+    if len(rows) == 0:
+        return LeaveOneOut(None, 0, 0.5)
+    if len(rows) > MOST_LEFT_OUT:
+        chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:MOST_LEFT_OUT]
+        rows = rows[chosen.sort().values]
+    tasks = support.leaving_one_out(rows)
+    batch = max(1, LEFT_OUT_AT_ONCE // support.support_x.shape[1])
+    probability, answer = answers(learner, tasks, batch, embedded=True)[0].squeeze(1).exp().max(-1)
+    right = answer == support.support_y[0, rows]
+    return LeaveOneOut(100 * right.double().mean().item(), len(rows), _threshold(probability, right))
+
+
+def _threshold(probability: Tensor, right: Tensor) -> float:
+    """The least of the probabilities such that at least ``SURE`` of the answers as probable as it are right."""
+    ordered, order = probability.sort(descending=True)
+    share = right[order].double().cumsum(0) / torch.arange(1, len(order) + 1)
+    trusted = (share >= SURE).nonzero()
+    return ordered[trusted[-1]].item() if len(trusted) else 1.0

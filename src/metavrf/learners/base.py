@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from metavrf.episodes import Episodes
+from metavrf.learners.adapted import Solving
 
 
 @dataclass(eq=False)
@@ -84,12 +87,8 @@ class Learner(nn.Module, ABC):
         ``embedded`` says that the inputs are this learner's features already.
         """
         episodes.check_finite()
-        training = self.training
-        self.eval()
-        try:
+        with self.at_test_time():
             prediction = self.solve(episodes.looked_up()) if embedded else self(episodes)
-        finally:
-            self.train(training)
         if episodes.way is None:
             return prediction
         return replace(prediction, mean=(prediction.mean / self.temperature).log_softmax(-1))
@@ -98,3 +97,22 @@ class Learner(nn.Module, ABC):
     def protocol(self) -> str:
         """``inductive`` or ``transductive``: the label every result carries."""
         return "transductive" if self.transductive or self.statistics == "episode" else "inductive"
+
+    @contextmanager
+    def at_test_time(self) -> Iterator[None]:
+        """Evaluation mode, for a while."""
+        if not self.training:  # setting the mode of every layer takes longer than solving a small task
+            yield
+            return
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train()
+
+    def adapted(self, episodes: Episodes, *, embedded: bool = False) -> nn.Module:
+        """A module that answers for one task's queries: ``x [N, ...]`` to probabilities, or to mean and deviation.
+
+        ``episodes`` hold the support; ``embedded`` says that it, and what the module is asked, are features already.
+        """
+        return Solving(self, episodes, embedded=embedded)

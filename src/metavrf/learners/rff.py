@@ -7,6 +7,7 @@ inference network. What MetaVRF gains over this is what inferring the kernel gai
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from metavrf.episodes import Episodes
 from metavrf.learners.base import Prediction
@@ -16,8 +17,13 @@ from metavrf.learners.metavrf import KernelLearner
 class RFF(KernelLearner):
     """Ridge regression on standard random Fourier features of the embedding."""
 
+    def infer(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
+        """Standard bases, whatever the task."""
+        mean = episodes.support_x.new_zeros(episodes.tasks, self.features)
+        return mean, torch.zeros_like(mean)
+
     def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
         """Solve the tasks with the Gaussian kernel of unit bandwidth."""
-        episodes = episodes.embedded(self.rescale)
-        mean = episodes.support_x.new_zeros(episodes.tasks, self.features)
-        return self.regress(episodes, mean, torch.ones_like(mean), generator)
+        episodes = self.placed(episodes)
+        mean, log_variance = self.infer(episodes)
+        return self.regress(episodes, mean, torch.exp(0.5 * log_variance), generator)
