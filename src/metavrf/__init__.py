@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from metavrf.config import Config
     from metavrf.episodes import Episodes
     from metavrf.errors import UserError
+    from metavrf.estimators import MetaVRFClassifier, MetaVRFRegressor
     from metavrf.evaluation import Evaluation
     from metavrf.learners.base import Learner, Prediction
     from metavrf.learners.metavrf import MetaVRF
@@ -33,6 +34,8 @@ _HOMES = {
     "FunctionFamily": "tasks.functions",
     "Learner": "learners.base",
     "MetaVRF": "learners.metavrf",
+    "MetaVRFClassifier": "estimators",
+    "MetaVRFRegressor": "estimators",
     "Prediction": "learners.base",
     "RFF": "learners.rff",
     "Run": "run",
@@ -51,6 +54,8 @@ __all__ = [  # noqa: RUF022 - as in _HOMES
     "FunctionFamily",
     "Learner",
     "MetaVRF",
+    "MetaVRFClassifier",
+    "MetaVRFRegressor",
     "Prediction",
     "RFF",
     "Run",

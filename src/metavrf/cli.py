@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Union
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
 
+from metavrf.commands import Export, Fit, Predict
 from metavrf.config import LEARNERS, PRESETS, TEST_EPISODES, TEST_SEED, Config, DataSettings, preset
 from metavrf.errors import UserError
 from metavrf.memory import keep_freed_memory
@@ -403,6 +404,9 @@ def parse(arguments: Sequence[str]) -> Any:
         Annotated[Data, subcommand("data")],
         Annotated[Embed, subcommand("embed")],
         Annotated[Pack, subcommand("pack")],
+        Annotated[Fit, subcommand("fit")],
+        Annotated[Predict, subcommand("predict")],
+        Annotated[Export, subcommand("export")],
         Annotated[Demo, subcommand("demo")],
         Annotated[Study, subcommand("study")],
     )

@@ -260,8 +260,12 @@ def leave_one_out(learner: Learner, support: Episodes) -> LeaveOneOut:
 
 
 def _threshold(probability: Tensor, right: Tensor) -> float:
-    """The least of the probabilities such that at least ``SURE`` of the answers as probable as it are right."""
-    ordered, order = probability.sort(descending=True)
-    share = right[order].double().cumsum(0) / torch.arange(1, len(order) + 1)
-    trusted = (share >= SURE).nonzero()
-    return ordered[trusted[-1]].item() if len(trusted) else 1.0
+    """The least probability, of those tested and ``SURE``, such that ``SURE`` of the answers from it on are right.
+
+    Calibrated probabilities are right as often as they say, so none above ``SURE`` is asked for unless it was needed.
+    """
+    probability = probability.double()
+    levels = torch.cat([probability, probability.new_tensor([SURE])])
+    above = (probability >= levels.unsqueeze(1)).double()  # [N + 1, N]
+    trusted = above @ right.double() >= SURE * above.sum(1)
+    return levels[trusted].min().item() if trusted.any() else 1.0

@@ -43,14 +43,19 @@ def picture_features(name: str, pictures: Sequence[Image.Image]) -> Tensor:
     ``name`` is the model's ``Description.embedder``, such as "efficientnet-lite0@160": the network and the side to
     which it resizes. Pictures are turned upright and cut to the square in their middle. Needs the extra 'deep'.
     """
+    if not pictures:
+        raise UserError("there is not a single picture to embed")
+    network = picture_network(name)
+    squares = (torch.from_numpy(_square(picture, network.resolution)).unsqueeze(0) for picture in pictures)
+    return torch.cat([network.network(torch.cat(batch)) for batch in _batches(map(network.prepared, squares))])
+
+
+def picture_network(name: str) -> EfficientNetLite0:
+    """The network of a model's ``Description.embedder``."""
     by, _, resolution = name.partition("@")
     if by != NETWORK or not resolution.isdecimal() or int(resolution) < 1:
         raise UserError(f"{name!r} is no known network that makes features of pictures: it must be {NETWORK}@PIXELS")
-    if not pictures:
-        raise UserError("there is not a single picture to embed")
-    network = _network(int(resolution))
-    squares = (torch.from_numpy(_square(picture, network.resolution)).unsqueeze(0) for picture in pictures)
-    return torch.cat([network.network(torch.cat(batch)) for batch in _batches(map(network.prepared, squares))])
+    return _network(int(resolution))
 
 
 def _batches(items: Iterable[Tensor]) -> Iterator[list[Tensor]]:

@@ -45,8 +45,11 @@ class RidgeHead(nn.Module):
 
     def fit(self, support: Tensor, episodes: Episodes) -> ridge.Ridge:
         """Solve for the support's targets in double precision."""
-        share = class_shares(episodes)
-        return ridge.fit(support.double() * share, episodes.support_targets.double() * share, self.lam.double())
+        phi, targets = support.double(), episodes.support_targets.double()
+        if episodes.way is not None:
+            share = class_shares(episodes)
+            phi, targets = phi * share, targets * share
+        return ridge.fit(phi, targets, self.lam.double())
 
     def explicit(self, support: Tensor, episodes: Episodes) -> Explicit:
         """The head of one task, solved: features ``support [L, 1, S, D]``."""
@@ -68,10 +71,8 @@ def class_shares(episodes: Episodes) -> Tensor:
     """√(n̄/n) of each support sample, n the shots of its class and n̄ their mean: ``[T, S, 1]``, 1 where shots are equal.
 
     Ridge regression on rows scaled by it weighs every class alike, as in the tasks a model was trained on; otherwise a
-    class of few shots is hardly ever predicted beside one of many. In regression every sample weighs 1.
+    class of few shots is hardly ever predicted beside one of many.
     """
-    if episodes.way is None:
-        return torch.ones((), dtype=torch.double, device=episodes.support_y.device)
     members = episodes.support_targets.double()
     shots = members.sum(1, keepdim=True)  # [T, 1, C]
     mean = members.shape[1] / (shots > 0).sum(-1, keepdim=True)  # [T, 1, 1]

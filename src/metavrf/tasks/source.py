@@ -205,9 +205,16 @@ def _named(task: str, settings: DataSettings, *, quiet: bool) -> ClassTasks:
     return ClassTasks(bank, split, description, augment=settings.augment, rotate=rotate)
 
 
+def preprocessing(task: str, settings: DataSettings) -> Preprocessing:
+    """What becomes of the pictures of a named data set, or of a path."""
+    if task in NAMED_SETS:
+        return NAMED_SETS[task].preprocessing
+    return Preprocessing(settings.image_size, 1 if settings.grey else 3)
+
+
 def _own(path: Path, settings: DataSettings, *, quiet: bool) -> ClassTasks:
     """Pictures of one's own: a Parquet file, a folder of class folders, or either in parts train, val, test."""
-    how = Preprocessing(settings.image_size, 1 if settings.grey else 3)
+    how = preprocessing(str(path), settings)
     parts = _parts(path)
     banks = {
         part: read_bank(
