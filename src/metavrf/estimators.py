@@ -47,13 +47,15 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
     Attributes after ``fit``:
         support_x_: ``[S, d]`` features of the support samples; ``partial_fit`` adds to them.
         support_y_: their labels or targets.
-        learner_: the pre-trained learner, or one that needs no training.
+        pretrained_: the model with all it must be given, or None.
+        learner_: its learner, or one that needs no training.
         predictor_: the learner adapted to the support.
     """
 
     kind: ClassVar[str]
     support_x_: Tensor
     support_y_: NDArray[Any]
+    pretrained_: Pretrained | None
     learner_: Learner
     predictor_: nn.Module
 
@@ -95,10 +97,12 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
             raise UserError(f"{path} holds a run: choose another folder")
         if self.random_state is not None and not isinstance(self.random_state, int | np.integer):
             raise UserError("only an estimator with a number, or None, as its random_state can be saved")
-        trained = self._pretrained()
+        trained = self.pretrained_
         copied = {}  # the folder is a run of its own: it does not depend on what the model's name means later
         if trained is not None:
             run = trained.run
+            if not run.model_file.exists():
+                raise UserError(f"the model of {run.path} is gone: save the estimator while it is there")
             files = (run.config_file, run.data_file, run.model_file)
             copied = {file.name: file.read_bytes() for file in files if file.exists()}
         try:
@@ -128,8 +132,9 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
                 setattr(estimator, name, np.array(value, dtype=object) if isinstance(value, list) else value)
             estimator.support_x_ = tensors["support_x"]
             estimator._restore(tensors["support_y"], values)
-            estimator._begin(estimator.support_x_.shape[1])
-            if not values["pretrained"]:
+            estimator.pretrained_ = estimator._pretrained()
+            estimator.learner_ = estimator._learner(estimator.support_x_.shape[1])
+            if estimator.pretrained_ is None:
                 estimator.learner_ = copy.deepcopy(estimator.learner_)  # it may serve others
                 estimator.learner_.load_state_dict({"epsilon": tensors["epsilon"]}, strict=False)
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -139,9 +144,11 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
 
     def _learn(self, X: Any, y: ArrayLike, *, afresh: bool) -> Self:
         self.__dict__.pop("leave_one_out_", None)
+        if afresh:
+            self.pretrained_ = self._pretrained()
         features, targets = self._samples(X, y, reset=afresh)
         if afresh:
-            self._begin(features.shape[1])
+            self.learner_ = self._learner(features.shape[1])
         else:
             if targets.dtype.kind != self.support_y_.dtype.kind or targets.shape[1:] != self.support_y_.shape[1:]:
                 raise UserError(
@@ -154,14 +161,12 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
         self._condition()
         return self
 
-    def _begin(self, columns: int) -> None:
-        """Get the learner ready."""
-        trained = self._pretrained()
-        if trained is not None:
-            self.learner_ = trained.learner
-            return
+    def _learner(self, columns: int) -> Learner:
+        """The model's, or one for features of that many columns."""
+        if self.pretrained_ is not None:
+            return self.pretrained_.learner
         bases = BASES if self.bases is None else self.bases
-        self.learner_ = _untrained(columns, self.kind, bases, self.ridge, self._seed())
+        return _untrained(columns, self.kind, bases, self.ridge, self._seed())
 
     def _condition(self) -> None:
         self.predictor_ = self.learner_.adapted(self._support(), embedded=True)
@@ -212,7 +217,7 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
 
     def _samples(self, X: Any, y: ArrayLike, *, reset: bool) -> tuple[Tensor, NDArray[Any]]:
         """Features and targets, checked."""
-        if self.model is not None and are_pictures(X):
+        if self.pretrained_ is not None and are_pictures(X):
             check_consistent_length(X, y)
             return self._features(X, reset=reset), self._targets(y)
         numeric = self.kind == "regressor"
@@ -224,14 +229,12 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
 
     def _features(self, X: Any, *, reset: bool = False) -> Tensor:
         """Features ``[N, d]``."""
-        trained = self._pretrained()
-        if trained is None or not are_pictures(X):
-            return self._of_table(validate_data(self, X, reset=reset, dtype=np.float64))
-        return trained.of_pictures(X)
+        if self.pretrained_ is not None and are_pictures(X):
+            return self.pretrained_.of_pictures(X)
+        return self._of_table(validate_data(self, X, reset=reset, dtype=np.float64))
 
     def _of_table(self, table: NDArray[Any]) -> Tensor:
-        trained = self._pretrained()
-        return torch.tensor(table) if trained is None else trained.of_table(table)
+        return torch.tensor(table) if self.pretrained_ is None else self.pretrained_.of_table(table)
 
     @torch.no_grad()
     def _answers(self, X: Any) -> Any:
@@ -353,7 +356,7 @@ class MetaVRFRegressor(RegressorMixin, _FewShot):  # type: ignore[misc]
     def _targets(self, y: ArrayLike) -> NDArray[Any]:
         targets = check_array(y, ensure_2d=False, dtype=np.float64)
         outputs = 1 if targets.ndim == 1 else targets.shape[1]
-        trained = self._pretrained()
+        trained = self.pretrained_
         if trained is not None and outputs != trained.description.targets:
             raise UserError(f"y has {outputs} outputs, but {trained.name} was trained on {trained.description.targets}")
         return targets

@@ -67,17 +67,16 @@ def predictor(
     estimator: MetaVRFClassifier | MetaVRFRegressor, *, features: bool = False
 ) -> tuple[nn.Module, Tensor, dict[str, Any]]:
     """The whole predictor of an estimator, inputs for it, and what they are."""
-    if not isinstance(getattr(estimator, "predictor_", None), Adapted):
-        raise UserError(
-            "only a fitted estimator on random features can be exported: MetaVRF's, RFF's, or one untrained"
-        )
-    module = copy.deepcopy(estimator.predictor_)
+    adapted = getattr(estimator, "predictor_", None)
+    if not isinstance(adapted, Adapted):
+        raise UserError("only a fitted estimator of MetaVRF, of RFF or without a model can be exported")
+    module = copy.deepcopy(adapted)
     if isinstance(estimator, MetaVRFClassifier):
         module.float()  # the band of a regression needs double precision inside, probabilities do not
-    trained = estimator._pretrained()
+    trained = estimator.pretrained_
     generator = torch.Generator().manual_seed(0)
     if trained is None:
-        return module, estimator.support_x_.to(module.omega.dtype), {"input": "features"}
+        return module, estimator.support_x_.to(module.weights.dtype), {"input": "features"}
     module.embedding = copy.deepcopy(trained.learner.embedding)
     inputs = trained.description.inputs
     if trained.preprocessing is not None and not features:
