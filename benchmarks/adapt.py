@@ -1,10 +1,10 @@
-"""How long a user waits: adapting to a 5-way 5-shot task and predicting 75 queries, and a whole 'metavrf fit' on photos.
+"""How long a user waits: adapting to a 5-way 5-shot task and predicting 75 queries; a whole 'metavrf fit' on photos.
 
     python benchmarks/adapt.py [--repeats 200] [--photos] [--save FILE]
 
-On 256 features, beside scikit-learn's KernelRidge on the same ones. The methods are timed in turn, round after round, so
-that noise hits all alike. ``--photos`` adds 'metavrf fit' on 10 classes of 10 photographs in a process of its own, its
-start included; it needs the extra 'deep'.
+On 256 features, beside scikit-learn's KernelRidge on the same ones. The methods are timed in turn, round after round,
+so that noise hits all alike. ``--photos`` adds 'metavrf fit' on 10 classes of 10 photographs in a process of its own,
+its start included; it needs the extra 'deep'.
 """
 
 from __future__ import annotations
@@ -116,9 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     values: dict[str, Any] = {"milliseconds_quartiles": rows}
     if options.photos:
         values["fit_photos_seconds"] = fit_photos()
-        print(
-            f"metavrf fit on {PHOTO_CLASSES} x {PHOTOS} photos: {values['fit_photos_seconds']:.1f} s (aim: {MOST_SECONDS} s)"
-        )
+        seconds = values["fit_photos_seconds"]
+        print(f"metavrf fit on {PHOTO_CLASSES} x {PHOTOS} photos: {seconds:.1f} s (aim: {MOST_SECONDS} s)")
     if options.save:
         write_json(options.save, values | {"provenance": provenance(0)})
 

@@ -100,7 +100,7 @@ def test_the_deep_network_stands_before_a_model_on_its_features(tmp_path: Path) 
     assert export(model, tmp_path / "model.onnx")["shape"] == ["samples", 3, 32, 32]
     (given,) = answers(tmp_path / "model.onnx", pictures.transpose(0, 3, 1, 2))
     np.testing.assert_allclose(given, model.predict_proba(pictures), atol=1e-4)
-    assert np.ptp(given[:, 0]) > 0.01  # the pictures differ
+    assert np.ptp(given[:, 0]) > 1e-3  # the pictures differ
     assert predictor(model, features=True)[1].shape == (2, 1280)
 
 

@@ -219,7 +219,8 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
         """Features and targets, checked."""
         if self.pretrained_ is not None and are_pictures(X):
             check_consistent_length(X, y)
-            return self._features(X, reset=reset), self._targets(y)
+            targets = self._targets(y if self.kind == "regressor" else column_or_1d(y, warn=True))
+            return self._features(X, reset=reset), targets
         numeric = self.kind == "regressor"
         table, y = validate_data(self, X, y, reset=reset, dtype=np.float64, y_numeric=numeric, multi_output=numeric)
         return self._of_table(table), self._targets(y)
@@ -297,7 +298,7 @@ class MetaVRFClassifier(ClassifierMixin, _FewShot):  # type: ignore[misc]
 
     def _targets(self, y: ArrayLike) -> NDArray[Any]:
         check_classification_targets(y)
-        return column_or_1d(y, warn=True)
+        return np.asarray(y)
 
     def _support(self) -> Episodes:
         self.classes_, numbers = np.unique(self.support_y_, return_inverse=True)
