@@ -126,7 +126,7 @@ class Episodes:
 
     def looked_up(self) -> Episodes:
         """The same tasks with the bank's rows in place of their numbers."""
-        return self.embedded(lambda x: x)
+        return self if self.bank is None else self.embedded(lambda x: x)
 
     def __getitem__(self, tasks: slice) -> Episodes:
         """The tasks of a slice."""

@@ -279,8 +279,7 @@ class MetaVRFClassifier(ClassifierMixin, _FewShot):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Calibrated probabilities ``[N, classes]``, in the order of ``classes_``."""
-        probabilities = torch.cat(self._answers(X)).double().numpy()
-        return probabilities / probabilities.sum(1, keepdims=True)
+        return torch.cat(self._answers(X)).double().numpy()
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The likeliest class of each sample."""
@@ -297,8 +296,10 @@ class MetaVRFClassifier(ClassifierMixin, _FewShot):  # type: ignore[misc]
         return self.leave_one_out_
 
     def _targets(self, y: ArrayLike) -> NDArray[Any]:
-        check_classification_targets(y)
-        return np.asarray(y)
+        labels = np.asarray(y)
+        if labels.dtype.kind not in "biuUS":  # what else could be no classes
+            check_classification_targets(labels)
+        return labels
 
     def _support(self) -> Episodes:
         self.classes_, numbers = np.unique(self.support_y_, return_inverse=True)

@@ -110,7 +110,7 @@ def fourier_features(z: Tensor, mean: Tensor, std: Tensor, draws: Draws) -> Tens
 
 def explicit_bases(mean: Tensor, std: Tensor, draws: Draws) -> Tensor:
     """The bases ω = μ + σ ⊙ ε of one task, ``[L, d, M]``, for ``mean [d]`` and ``std [d]``."""
-    return mean.unsqueeze(-1) + std.unsqueeze(-1) * draws.epsilon
+    return torch.addcmul(mean.unsqueeze(-1), std.unsqueeze(-1), draws.epsilon)
 
 
 def explicit_features(z: Tensor, omega: Tensor, phase: Tensor | None) -> Tensor:

@@ -117,11 +117,11 @@ class KernelLearner(Learner):
         """Where each task's features are measured from, ``[T, 1, d]``; None for zero."""
         return None
 
-    def placed(self, episodes: Episodes) -> Episodes:
-        """Embedded tasks with features as the kernel takes them."""
+    def placed(self, episodes: Episodes) -> tuple[Episodes, Tensor | None]:
+        """Embedded tasks with features as the kernel takes them, and their origin."""
         episodes = episodes.embedded(self.rescale)
         origin = self.origin(episodes)
-        return episodes if origin is None else episodes.embedded(lambda z: z - origin)
+        return (episodes if origin is None else episodes.embedded(lambda z: z - origin)), origin
 
     @torch.no_grad()
     def adapted(self, episodes: Episodes, *, embedded: bool = False) -> Adapted:
@@ -133,9 +133,7 @@ class KernelLearner(Learner):
             )
         episodes.check_finite()
         with self.at_test_time():
-            features = episodes.looked_up() if embedded else self.embedded(episodes)
-            origin = self.origin(features.embedded(self.rescale))
-            task = self.placed(features)
+            task, origin = self.placed(episodes.looked_up() if embedded else self.embedded(episodes))
             mean, log_variance = self.infer(task)
             draws = self.draws(None)
         length = self.log_length.exp()
@@ -181,7 +179,7 @@ class MetaVRF(KernelLearner):
 
     def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
         """Solve embedded (1) tasks; in training mode they are a sequence, in evaluation independent of each other."""
-        episodes = self.placed(episodes)
+        episodes, _ = self.placed(episodes)
         mean, log_variance = self.infer(episodes)  # 2, 3, 4: q(ω|h)
         prediction = self.regress(episodes, mean, torch.exp(0.5 * log_variance), generator)  # 6, 7, 8
         if prediction.loss is None:

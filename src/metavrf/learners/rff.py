@@ -24,6 +24,6 @@ class RFF(KernelLearner):
 
     def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
         """Solve the tasks with the Gaussian kernel of unit bandwidth."""
-        episodes = self.placed(episodes)
+        episodes, _ = self.placed(episodes)
         mean, log_variance = self.infer(episodes)
         return self.regress(episodes, mean, torch.exp(0.5 * log_variance), generator)
