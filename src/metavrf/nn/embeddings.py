@@ -169,17 +169,16 @@ class _WideBlock(nn.Module):
 class Ready(Embedding):
     """Features that are ready already: centred and scaled, one by one, by statistics of the training classes.
 
-    ``project`` asks for a learned linear map to that many, which starts at the principal axes: what comes after it is
-    that much smaller.
+    ``project`` asks for a learned linear map to that many, if they are more, which starts at the principal axes: what
+    comes after it is that much smaller.
     """
 
     def __init__(self, features: int, project: int = 0) -> None:
         super().__init__()
-        if project > features:
-            raise UserError(f"{project=} exceeds the {features} features there are")
-        self.features = project or features
+        projected = 0 < project < features
+        self.features = project if projected else features
         self.norm = Normalisation(features)
-        self.projection = nn.Linear(features, project, bias=False) if project else nn.Identity()
+        self.projection = nn.Linear(features, project, bias=False) if projected else nn.Identity()
 
     @torch.no_grad()
     def initialise(self, x: Tensor) -> None:
