@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from metavrf.learners.base import Learner, Prediction
     from metavrf.learners.metavrf import MetaVRF
     from metavrf.learners.rff import RFF
+    from metavrf.pack import save_pretrained
     from metavrf.plots import plot_fits
     from metavrf.run import Run
     from metavrf.tasks.functions import FunctionFamily, register_family
@@ -45,6 +46,7 @@ _HOMES = {
     "load": "api",
     "plot_fits": "plots",
     "register_family": "tasks.functions",
+    "save_pretrained": "pack",
     "train": "training",
 }
 __all__ = [  # noqa: RUF022 - as in _HOMES
@@ -65,6 +67,7 @@ __all__ = [  # noqa: RUF022 - as in _HOMES
     "load",
     "plot_fits",
     "register_family",
+    "save_pretrained",
     "train",
 ]
 

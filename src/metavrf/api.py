@@ -32,7 +32,8 @@ def load(path: PathLike, *, bases: int | None = None, samples: int | None = None
     """The best model of a run, in evaluation mode.
 
     Args:
-        path: the run directory.
+        path: the run directory; or a model that comes with the package ("omniglot", "sine", "photos"); or one on the
+            Hugging Face hub, "hf://owner/name" (needs the extra 'hub').
         bases: use this many random features D instead of the saved ones.
         samples: use this many posterior samples L.
         draw: draw the bases anew from this seed. Without any of the three the saved bases are used, and the

@@ -71,7 +71,7 @@ class EmbeddingSettings:
     dropout: float = 0.0
     """Share of activations dropped after each block while training."""
     project: int = 0
-    """Map ready features to this many by a learned linear map, for a smaller model; 0 to leave them as they are."""
+    """Map ready features to this many, if they are more, by a learned linear map; 0 to leave them as they are."""
 
 
 @dataclass(frozen=True)
@@ -301,9 +301,10 @@ _OWN_IMAGES: dict[str, Any] = _PHOTOGRAPHS | {"embedding": "conv5", "train_shot"
 _FEATURES: dict[str, Any] = _OWN_IMAGES | {
     "augment": "none",
     "unit_features": True,
-    "bases": 8192,
+    "project": 256,
+    "bases": 4096,
     "orthogonal": True,
-    "lr": 3e-4,
+    "lr": 1e-3,
     "iterations": 300,
     "validate_every": 50,
 }

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from metavrf.episodes import Episodes
 from metavrf.learners.adapted import Solving
+from metavrf.nn.embeddings import Embedding
 
 
 @dataclass(eq=False)
@@ -79,6 +80,8 @@ class Learner(nn.Module, ABC):
 
     def initialise(self, episodes: Episodes) -> None:
         """Set scales from a first batch of training tasks, before the first step."""
+        if isinstance(self.embedding, Embedding):
+            self.embedding.initialise(episodes.support_x)
 
     @torch.inference_mode()
     def predict(self, episodes: Episodes, *, embedded: bool = False) -> Prediction:

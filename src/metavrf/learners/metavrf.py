@@ -96,6 +96,7 @@ class KernelLearner(Learner):
         The more points, the closer their neighbours: were they much closer than a length scale, any smooth kernel
         would do, and the embedding would not learn the family's own.
         """
+        super().initialise(episodes)
         distance = self.settings.distance or max(2.0, 0.4 * episodes.shot)
         z = self.rescale(self.embedding(episodes.support_x))  # in training mode, so normalised by this batch
         apart = torch.cdist(z, z).sum() / (z.shape[0] * z.shape[1] * max(1, z.shape[1] - 1))

@@ -38,6 +38,9 @@ class Embedding(nn.Module):
         layout = None if own is None else Own(x.shape[0], own)
         return self.network(images, layout).unflatten(0, x.shape[:2])
 
+    def initialise(self, x: Tensor) -> None:
+        """Set what is best set from data, ``x [T, N, ...]`` of training tasks, before the first step."""
+
     @abstractmethod
     def network(self, images: Tensor, own: Own | None) -> Tensor:
         """Features ``[N, d]`` of float images ``[N, channels, height, width]``."""
@@ -166,19 +169,25 @@ class _WideBlock(nn.Module):
 class Ready(Embedding):
     """Features that are ready already: centred and scaled, one by one, by statistics of the training classes.
 
-    ``project`` asks for a learned linear map to that many, which starts as an orthogonal projection: everything after
-    it is that much smaller.
+    ``project`` asks for a learned linear map to that many, if they are more, which starts at the principal axes: what
+    comes after it is that much smaller.
     """
 
     def __init__(self, features: int, project: int = 0) -> None:
         super().__init__()
-        if project > features:
-            raise UserError(f"{project=} exceeds the {features} features there are")
-        self.features = project or features
+        projected = 0 < project < features
+        self.features = project if projected else features
         self.norm = Normalisation(features)
-        self.projection = nn.Linear(features, project, bias=False) if project else nn.Identity()
-        if project:
-            nn.init.orthogonal_(self.projection.weight)
+        self.projection = nn.Linear(features, project, bias=False) if projected else nn.Identity()
+
+    @torch.no_grad()
+    def initialise(self, x: Tensor) -> None:
+        """Project onto the principal axes of normalised features; axes at random lose much (docs/images.md)."""
+        if isinstance(self.projection, nn.Linear):
+            samples = x.flatten(0, 1).double()
+            correlation = torch.corrcoef(samples.T).nan_to_num()  # a feature that never varies has none
+            axes = torch.linalg.eigh(correlation).eigenvectors  # in the order of their variance
+            self.projection.weight.copy_(axes[:, -self.features :].T)
 
     def forward(self, x: Tensor, own: int | None = None) -> Tensor:
         """Normalised features ``[T, N, d]`` of ``x [T, N, d]``."""

@@ -36,11 +36,11 @@ class Description:
     """Of the data and its preprocessing."""
     pretraining: str = ""
     """What the features were pre-trained on, if they were."""
+    classes: Mapping[str, list[str]] = field(default_factory=dict)
     embedder: str = ""
     """What makes such features of pictures (:func:`metavrf.features.picture_features`), if it is a known network."""
     pictures: str = ""
     """The data set whose pictures the features are of, if they are features."""
-    classes: Mapping[str, list[str]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -50,6 +50,12 @@ class Description:
     def from_dict(cls, values: Mapping[str, Any]) -> Description:
         """What :meth:`to_dict` gave."""
         return cls(**{**values, "inputs": tuple(values["inputs"])})
+
+    def embed_command(self, task: str) -> str:
+        """The command that makes the feature file ``task``."""
+        network, _, resolution = self.embedder.partition("@")
+        by = f" --by {network} --resolution {resolution}" if network else ""
+        return f"metavrf embed {self.pictures or 'DATA'}{by} --out {Path(task).name}"
 
     def check_same(self, trained: Description, task: str) -> None:
         """Refuse to test on these what was ``trained`` on others: its test classes would not be new, or not alike."""
@@ -293,14 +299,8 @@ def _feature_file(task: str, data: str, trained_on: Description | None) -> Path:
     found = next((place for place in places if place.is_file()), None)
     if found is not None:
         return found
-    known = trained_on or Description()
-    network, _, resolution = known.embedder.partition("@")
-    by = f" --by {network} --resolution {resolution}" if network else ""
-    extra = " (needs the extra 'deep')" if network else ""
-    raise UserError(
-        f"the feature file {task} is not there: make it with 'metavrf embed {known.pictures or 'DATA'}{by} --out "
-        f"{Path(task).name}'{extra}, or say where it is with --data"
-    )
+    command = (trained_on or Description()).embed_command(task)
+    raise UserError(f"the feature file {task} is not there: make it with '{command}', or say where it is with --data")
 
 
 def _features(path: Path) -> ClassTasks:
