@@ -9,13 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from glyphs import name_of, write_glyph_folder
 from metavrf import MetaVRFClassifier
 from metavrf.cli import main
+from metavrf.config import preset
+from metavrf.features import NETWORK
+from metavrf.learners import build
 from metavrf.nn import deep
 from metavrf.pretrained import fitting_model, is_drawing
+from metavrf.run import Run
+from metavrf.tasks.source import Description
 from test_cli import printed_json, refused
 
 
@@ -135,6 +141,30 @@ def test_photographs_without_the_network_are_one_sentence(
     assert "photographs" in sentence
     assert "pip install 'metavrf[deep]'" in sentence
     assert not (tmp_path / "model").exists()
+
+
+def test_photographs_are_fitted_by_the_deep_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in (deep.CODE, deep.WEIGHTS):
+        pytest.importorskip(package, reason="the extra 'deep' is not installed: pip install 'metavrf[deep]'")
+    config = preset("features.safetensors").with_options(bases=64, context="none", project=0)
+    description = Description((1280,), None, embedder=f"{NETWORK}@64")
+    run = Run.create(tmp_path / "shipped" / "photos", config, description.to_dict())
+    run.save_model(build(config, description).state_dict() | {"log_length": torch.tensor(3.5)}, {})
+    monkeypatch.setattr("metavrf.run.SHIPPED", tmp_path / "shipped")
+    for name, shift in (("warm", 90), ("cold", 0)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for seed in range(3):
+            red, green, blue = photograph(seed).split()
+            warmer = red.point(lambda value, shift=shift: min(255, value // 2 + shift))
+            Image.merge("RGB", (warmer, green, blue)).save(tmp_path / "photos" / name / f"{seed}.jpg")
+    value = printed_json(capsys, "fit", tmp_path / "photos", "--out", tmp_path / "model", "--json")
+    assert value["model"] == "photos"
+    assert "photographs" in value["why"]
+    assert value["tested"] == 6
+    rows = printed_json(capsys, "predict", tmp_path / "model", tmp_path / "photos", "--json")["predictions"]
+    assert [row["class"] for row in rows] == ["cold"] * 3 + ["warm"] * 3
 
 
 # What can be mended

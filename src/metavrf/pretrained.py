@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -150,7 +151,10 @@ def opened(picture: Picture) -> Image.Image:
 
 
 def _parallel(function: Callable[[Picture], Any], pictures: Iterable[Picture]) -> list[Any]:
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with (
+        warnings.catch_warnings(action="ignore"),  # of odd metadata; here, for it is not safe in threads
+        ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool,
+    ):
         return list(pool.map(function, pictures))
 
 

@@ -71,7 +71,7 @@ def class_shares(episodes: Episodes) -> Tensor:
     """√(n̄/n) of each support sample, n the shots of its class and n̄ their mean: ``[T, S, 1]``, 1 where shots are equal.
 
     Ridge regression on rows scaled by it weighs every class alike, as in the tasks a model was trained on; otherwise a
-    class of few shots is hardly ever predicted beside one of many.
+    class of few shots is predicted too seldom beside one of many.
     """
     members = episodes.support_targets.double()
     shots = members.sum(1, keepdim=True)  # [T, 1, C]
