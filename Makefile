@@ -19,11 +19,12 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/sine_step.py
+	$(BIN)/python benchmarks/adapt.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "metavrf needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,deep,tensorboard]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,deep,onnx,tensorboard]'
 	touch $@
 
 clean:

@@ -16,7 +16,7 @@ from metavrf.cli import main
 from metavrf.run import Run
 from processes import TINY, TINY_OPTIONS, DiskOf, run, run_real, snapshot, without
 
-COMMANDS = ("train", "evaluate", "compare", "info", "demo", "study")
+COMMANDS = ("train", "evaluate", "compare", "info", "fit", "predict", "export", "demo", "study")
 PNG = b"\x89PNG\r\n\x1a\n"
 SAWTOOTH = """
 from metavrf import FunctionFamily, register_family
@@ -90,7 +90,9 @@ def test_help_names_every_command_and_imports_no_torch() -> None:
     assert all(command in done.stdout for command in COMMANDS)
     imported = [line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")]
     assert "metavrf.cli" in imported
-    assert [name for name in imported if name.split(".")[0] in {"torch", "numpy", "scipy", "matplotlib"}] == []
+    assert [
+        name for name in imported if name.split(".")[0] in {"torch", "numpy", "scipy", "sklearn", "matplotlib"}
+    ] == []
 
 
 def test_import_metavrf_imports_neither_torch_nor_numpy() -> None:

@@ -121,3 +121,28 @@ def test_values_that_are_not_finite_are_refused_with_their_place(name: str, valu
     getattr(episodes, name)[2, 1, 0] = value
     with pytest.raises(UserError, match=f"{name} .*\\[2, 1, 0\\]"):
         episodes.check_finite()
+
+
+def test_leaving_one_out_makes_a_task_of_each_sample() -> None:
+    x, y = torch.arange(8.0).view(4, 2), torch.tensor([0, 1, 1, 2])
+    tasks = Episodes.of_support(x, y, 3).leaving_one_out().looked_up()
+    assert tasks.support_x.shape == (4, 3, 2)
+    for row in range(4):
+        others = [other for other in range(4) if other != row]
+        assert torch.equal(tasks.support_x[row], x[others])
+        assert torch.equal(tasks.support_y[row], y[others])
+        assert torch.equal(tasks.query_x[row], x[row : row + 1])
+        assert tasks.query_y is not None
+        assert tasks.query_y[row] == y[row]
+    some = Episodes.of_support(x, y, 3).leaving_one_out(torch.tensor([2]))
+    assert torch.equal(some.support_x, torch.tensor([[0, 1, 3]]))
+    with pytest.raises(UserError, match="not 1 of 1"):
+        Episodes.of_support(x[:1], y[:1], 1).leaving_one_out()
+
+
+def test_a_support_may_be_asked_anything() -> None:
+    support = Episodes.of_support(torch.zeros(3, 2), torch.zeros(3, 1))
+    assert support.query_x.shape == (1, 0, 2)
+    assert support.asking(torch.ones(1, 5, 2)).query_x.shape == (1, 5, 2)
+    with pytest.raises(UserError, match="must agree"):
+        support.asking(torch.ones(1, 5, 3))

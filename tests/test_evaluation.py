@@ -17,14 +17,18 @@ from metavrf.errors import UserError
 from metavrf.evaluation import (
     BAND90,
     Evaluation,
+    LeaveOneOut,
+    _threshold,
     evaluate_learner,
     fingerprint,
     interval95,
+    leave_one_out,
     measure,
     paired_differences,
 )
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.metavrf import MetaVRF
+from metavrf.learners.untrained import Untrained
 from metavrf.nn.mlp import MLP
 from metavrf.randomness import stream
 from metavrf.tasks.functions import family
@@ -202,3 +206,60 @@ def test_limits_are_evaluated_on_the_same_tasks() -> None:
     evaluations: list[Evaluation] = list(limits.values())
     assert [e.data_sha256 for e in evaluations] == [expected, expected]
     assert limits["Bayes-optimal"].mean < limits["best affine predictor"].mean
+
+
+# Leaving one out
+
+
+def blobs(shots: list[int], spread: float) -> Episodes:
+    """One task of classes around the corners of a square."""
+    y = torch.arange(len(shots)).repeat_interleave(torch.tensor(shots))
+    corners = torch.tensor([[0.0, 0.0], [0.0, 4.0], [4.0, 0.0]], dtype=torch.double)
+    noise = torch.randn(len(y), 2, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    return Episodes.of_support(corners[y] + spread * noise, y, len(shots))
+
+
+def untrained() -> Untrained:
+    return Untrained(2, regression=False, generator=stream(0, "bases"))
+
+
+def test_leaving_one_out_is_predicting_each_sample_from_the_others() -> None:
+    task = blobs([5, 4, 6], 1.5)
+    right = []
+    for row in range(15):
+        others = [other for other in range(15) if other != row]
+        rest = Episodes.of_support(task.support_x[0, others], task.support_y[0, others], 3)
+        answer = untrained().predict(rest.asking(task.support_x[:, row : row + 1]), embedded=True).mean
+        right.append(answer.argmax().item() == task.support_y[0, row].item())
+    expected = leave_one_out(untrained(), task)
+    assert expected.tested == 15
+    assert expected.accuracy == pytest.approx(100 * sum(right) / 15)
+    assert 50 < 100 * sum(right) / 15 < 100  # some are wrong
+
+
+def test_a_class_of_one_sample_is_not_tested() -> None:
+    assert leave_one_out(untrained(), blobs([3, 1, 2], 0.1)).tested == 5
+    assert leave_one_out(untrained(), blobs([1, 1, 1], 0.1)) == LeaveOneOut(None, 0, 0.5)
+
+
+def test_of_many_samples_some_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metavrf.evaluation.MOST_LEFT_OUT", 7)
+    monkeypatch.setattr("metavrf.evaluation.LEFT_OUT_AT_ONCE", 40)  # two tasks at a time
+    expected = leave_one_out(untrained(), blobs([5, 5, 5], 0.1))
+    assert (expected.tested, expected.accuracy) == (7, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("probability", "right", "threshold"),
+    [
+        ([0.6, 0.9, 0.99], [1, 1, 1], 0.6),  # all right: as low as was seen
+        ([0.98, 0.99, 0.999], [1, 1, 1], 0.95),  # no higher than calibration asks for
+        ([0.6, 0.7, 0.8, 0.9], [1, 0, 1, 1], 0.8),
+        ([0.6, 0.97, 0.98, 0.99], [1, 1, 0, 1], 0.99),  # sure, and wrong: more is asked for
+        ([0.5, 0.99], [1, 0], 1.0),
+    ],
+)
+def test_the_threshold_is_the_least_probability_to_trust(
+    probability: list[float], right: list[int], threshold: float
+) -> None:
+    assert _threshold(torch.tensor(probability), torch.tensor(right).bool()) == pytest.approx(threshold)

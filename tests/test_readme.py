@@ -21,12 +21,23 @@ def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_readme_example_runs_and_prints_the_shapes_it_promises(tmp_path: Path) -> None:
-    (code,) = code_blocks("README.md")
-    done = run(["-c", code], tmp_path)
+    done = run(["-c", "\n".join(code_blocks("README.md"))], tmp_path)
     assert done.returncode == 0, done.stderr
-    error, shapes = done.stdout.splitlines()
+    classes, error, shapes = done.stdout.splitlines()
+    assert classes.startswith("(2, 2)")
     assert 0 < float(error) < 1.0  # predicting zero everywhere has an error of about 4
     assert shapes.count("torch.Size([1, 100, 1])") == 2
+
+
+def test_the_quickstart_runs_from_top_to_bottom_and_its_model_is_as_good_as_it_says(tmp_path: Path) -> None:
+    done = run(["-W", "error", "-c", "\n".join(code_blocks("docs/quickstart.md"))], tmp_path)
+    assert done.returncode == 0, done.stderr
+    (accuracy,) = re.findall(r"new pictures: (\S+)", done.stdout)
+    assert float(accuracy) > 0.9
+    (wine,) = re.findall(r"^accuracy: (\S+)", done.stdout, flags=re.MULTILINE)
+    assert float(wine) > 0.9
+    assert "seven" in done.stdout
+    assert done.stdout.count("±") == 5
 
 
 def test_the_sawtooth_of_the_guide_trains_and_evaluates(tmp_path: Path) -> None:

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from metavrf.config import Config
     from metavrf.episodes import Episodes
     from metavrf.errors import UserError
+    from metavrf.estimators import MetaVRFClassifier, MetaVRFRegressor
     from metavrf.evaluation import Evaluation
     from metavrf.learners import register_learner
     from metavrf.learners.base import Learner, Prediction
     from metavrf.learners.metavrf import MetaVRF
     from metavrf.learners.rff import RFF
+    from metavrf.pack import save_pretrained
     from metavrf.plots import plot_fits
     from metavrf.run import Run
     from metavrf.tasks.functions import FunctionFamily, register_family
@@ -34,6 +36,8 @@ _HOMES = {
     "FunctionFamily": "tasks.functions",
     "Learner": "learners.base",
     "MetaVRF": "learners.metavrf",
+    "MetaVRFClassifier": "estimators",
+    "MetaVRFRegressor": "estimators",
     "Prediction": "learners.base",
     "RFF": "learners.rff",
     "Run": "run",
@@ -44,6 +48,7 @@ _HOMES = {
     "plot_fits": "plots",
     "register_family": "tasks.functions",
     "register_learner": "learners",
+    "save_pretrained": "pack",
     "train": "training",
 }
 __all__ = [  # noqa: RUF022 - as in _HOMES
@@ -53,6 +58,8 @@ __all__ = [  # noqa: RUF022 - as in _HOMES
     "FunctionFamily",
     "Learner",
     "MetaVRF",
+    "MetaVRFClassifier",
+    "MetaVRFRegressor",
     "Prediction",
     "RFF",
     "Run",
@@ -63,6 +70,7 @@ __all__ = [  # noqa: RUF022 - as in _HOMES
     "plot_fits",
     "register_family",
     "register_learner",
+    "save_pretrained",
     "train",
 ]
 

@@ -35,7 +35,8 @@ def load(path: PathLike, *, bases: int | None = None, samples: int | None = None
     """The best model of a run, in evaluation mode.
 
     Args:
-        path: the run directory.
+        path: the run directory; or a model that comes with the package ("omniglot", "sine", "photos"); or one on the
+            Hugging Face hub, "hf://owner/name" (needs the extra 'hub').
         bases: use this many random features D instead of the saved ones.
         samples: use this many posterior samples L.
         draw: draw the bases anew from this seed. Without any of the three the saved bases are used, and the
@@ -86,13 +87,12 @@ def test_tasks(
         way=shape.way if way is None else way,
         test_query=shape.test_query if query is None else query,
     )
-    source = open_tasks(config.task, config.data if data is None else replace(config.data, data=data))
+    settings = config.data if data is None else replace(config.data, data=data)
+    source = open_tasks(config.task, settings, trained_on=trained_on)
     regression = source.description.targets is not None
     tasks = (TEST_TASKS if regression else TEST_EPISODES) if tasks is None else tasks
     if shape.shot < 1 or tasks < 2:
         raise UserError(f"shot={shape.shot} and {tasks=}: give at least 1 shot and 2 tasks")
-    if trained_on is not None and dict(source.description.classes) != dict(trained_on.classes):
-        raise UserError(f"the classes of {config.task} are not those the run was split by: use the same data")
     return source.held_out("test", tasks, shape, stream(seed, "test"), within_group=within_alphabet)
 
 
@@ -129,7 +129,7 @@ def evaluate(
         protocol: "inductive", or "transductive": normalise by the statistics of the whole episode.
         statistics: of the inductive protocol: "running" (the default), or of the "support" alone.
         within_alphabet: draw all classes of an omniglot task from one alphabet.
-        data: folder of the named data sets.
+        data: folder of the data sets, or the feature file.
     """
     opened = Run.open(run)
     description = describe(opened)

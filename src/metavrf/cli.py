@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal, Union
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
 
-from metavrf.config import PRESETS, TEST_EPISODES, TEST_SEED, Config, DataSettings, preset
+from metavrf.commands import Export, Fit, Predict
+from metavrf.config import PRESETS, TEST_SEED, Config, DataSettings, preset
 from metavrf.errors import UserError
 from metavrf.memory import keep_freed_memory
 from metavrf.reports import (
@@ -83,7 +84,7 @@ class TestOptions:
     within_alphabet: bool = False
     """Draw all classes of an omniglot task from one alphabet: much harder."""
     data: str | None = None
-    """Folder of the named data sets, if other than in training."""
+    """Folder of the data sets, or the feature file, if other than in training."""
     plot: Path | None = None
     """Draw a few test tasks to this file (.png, .pdf or .svg)."""
     save: Path | None = None
@@ -108,7 +109,7 @@ class Evaluate(TestOptions):
     """Test a run on tasks that are fixed by a seed."""
 
     run_directory: Annotated[Positional[Path], arg(metavar="RUN")]
-    """The --out of a training, or the name of a model that comes with the package: omniglot."""
+    """The --out of a training, a model that comes with the package (omniglot, sine, photos), or hf://owner/name."""
     bases: int | None = None
     """Use another number of random features."""
     samples: int | None = None
@@ -214,12 +215,12 @@ class Info:
     """Say what a run is: settings, progress, result."""
 
     run_directory: Annotated[Positional[Path], arg(metavar="RUN")]
-    """The --out of a training."""
+    """The --out of a training, a model that comes with the package (omniglot, sine, photos), or hf://owner/name."""
     json: bool = False
     """Print one JSON object instead of text."""
 
     def run(self) -> None:
-        """Print settings and result."""
+        """Print settings and result, and a packed model's card."""
         from metavrf.run import Run
 
         run = Run.open(self.run_directory)
@@ -227,15 +228,20 @@ class Info:
         values = {
             "run": str(run.path),
             "finished": result is not None,
-            "step": metrics[-1]["step"] if metrics else 0,
+            "step": metrics[-1]["step"] if metrics else (result or {}).get("steps", 0),
             "iterations": config.training.iterations,
             "config": dataclasses.asdict(config),
             "last_validation": metrics[-1] if metrics else None,
             "result": result,
+            "card": run.card(),
         }
         if self.json:
             print(json.dumps(values))
             return
+        if values["card"]:
+            from metavrf.pack import card_text
+
+            print(card_text(run))
         print(f"# {run.path}: step {values['step']} of {values['iterations']}")
         if result is None:
             print(f"# not finished; continue with: metavrf train --resume --out {run.path}")
@@ -341,35 +347,35 @@ class Embed:
 
 @dataclass
 class Pack:
-    """Make a small copy of a finished run to pass on: half precision, tested on its test classes, with a card."""
+    """Make a small copy of a finished run to pass on, tested and with a card: the layout of the Hugging Face hub."""
 
     run_directory: Annotated[Positional[Path], arg(metavar="RUN")]
-    """The --out of a training on classes."""
+    """The --out of a training."""
     out: Path
     """Folder for the packed model."""
     ways: tuple[int, ...] = (5, 20)
-    """Ways to test it at."""
-    shots: tuple[int, ...] = (1, 5)
-    """Shots to test it at."""
-    episodes: int = TEST_EPISODES
-    """Test episodes."""
+    """Ways to test a model of classes at."""
+    shots: tuple[int, ...] = ()
+    """Shots to test it at; by default 1 and 5 of classes, 2, 3, 5, 10 and 20 of functions."""
+    tasks: Annotated[int | None, arg(aliases=["--episodes"])] = None
+    """Number of test tasks (episodes); 4,000 of functions, 3,000 of classes."""
     transductive_ways: tuple[int, ...] = (5,)
     """Ways to test the transductive protocol at too, which takes long at many."""
-    transductive_episodes: int = 600
-    """Test episodes of the transductive protocol."""
+    transductive_tasks: Annotated[int, arg(aliases=["--transductive-episodes"])] = 600
+    """Test tasks of the transductive protocol."""
 
     def run(self) -> None:
         """Pack, and print the card."""
-        from metavrf.pack import pack
+        from metavrf.pack import save_pretrained
 
-        folder = pack(
+        folder = save_pretrained(
             self.run_directory,
             self.out,
             ways=self.ways,
             shots=self.shots,
-            episodes=self.episodes,
+            tasks=self.tasks,
             transductive_ways=self.transductive_ways,
-            transductive_episodes=self.transductive_episodes,
+            transductive_tasks=self.transductive_tasks,
         )
         print((folder / "README.md").read_text())
 
@@ -456,6 +462,9 @@ def parse(arguments: Sequence[str]) -> Any:
         Annotated[Data, subcommand("data")],
         Annotated[Embed, subcommand("embed")],
         Annotated[Pack, subcommand("pack")],
+        Annotated[Fit, subcommand("fit")],
+        Annotated[Predict, subcommand("predict")],
+        Annotated[Export, subcommand("export")],
         Annotated[Demo, subcommand("demo")],
         Annotated[Study, subcommand("study")],
     )

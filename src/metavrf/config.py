@@ -33,7 +33,9 @@ class EpisodeSettings:
     train_way: int = 0
     """Classes of a training task: harder tasks teach more; 0 for as many as --way."""
     train_shot: int = 0
-    """Support samples a class of a training task; 0 for as many as --shot."""
+    """Support samples of a training task (a class, in classification); 0 for as many as --shot."""
+    most_shot: int = 0
+    """Draw the shots of each training step anew, from --train-shot to this many; 0 for --train-shot alone."""
     test_query: int = 15
     """Query samples a class of a validation or test task."""
 
@@ -68,6 +70,8 @@ class EmbeddingSettings:
     """Channels of conv4 and conv5."""
     dropout: float = 0.0
     """Share of activations dropped after each block while training."""
+    project: int = 0
+    """Map ready features to this many, if they are more, by a learned linear map; 0 to leave them as they are."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +197,9 @@ class Config:
         for name in ("bases", "train_bases"):
             if self.model.feature_map == "sincos" and getattr(self.model, name) % 2:
                 raise UserError(f"{name} = {getattr(self.model, name)} must be even for the sincos feature map")
+        least = self.episode.train_shot or self.episode.shot
+        if self.episode.most_shot and self.episode.most_shot < least:
+            raise UserError(f"most_shot = {self.episode.most_shot} is less than the {least} shots to start from")
         if self.data.image_size < 8:
             raise UserError(f"image_size = {self.data.image_size} must be at least 8")
         if self.embedding.dropout >= 1:
@@ -227,7 +234,7 @@ _AT_LEAST_ONE = {"shot", "query", "test_query", "batch", "bases", "samples", "it
 _AT_LEAST_ONE |= {"channels", "inner_steps"}
 _POSITIVE = {"ridge", "gamma", "lr", "inner_lr"}
 _NOT_NEGATIVE = {"kl_weight", "distance", "train_bases", "clip", "patience", "threads", "warmup", "seed"}
-_NOT_NEGATIVE |= {"train_way", "train_shot", "split_seed", "dropout", "test_inner_steps"}
+_NOT_NEGATIVE |= {"train_way", "train_shot", "most_shot", "split_seed", "dropout", "project", "test_inner_steps"}
 _KINDS = {bool: "true or false", str: "a name", int: "a whole number", float: "a number"}
 
 
@@ -310,9 +317,10 @@ _OWN_IMAGES: dict[str, Any] = _PHOTOGRAPHS | {"embedding": "conv5", "train_shot"
 _FEATURES: dict[str, Any] = _OWN_IMAGES | {
     "augment": "none",
     "unit_features": True,
-    "bases": 8192,
+    "project": 256,
+    "bases": 4096,
     "orthogonal": True,
-    "lr": 3e-4,
+    "lr": 1e-3,
     "iterations": 300,
     "validate_every": 50,
 }

@@ -67,6 +67,29 @@ class Episodes:
 
         return cls(batch("support_x", support_x), batch("support_y", support_y), batch("query_x", query_x))
 
+    @classmethod
+    def of_support(cls, support_x: Tensor, support_y: Tensor, way: int | None = None) -> Episodes:
+        """One task with nothing to ask yet, from ``support_x [S, ...]`` and ``support_y [S]`` or ``[S, p]``."""
+        return cls(support_x.unsqueeze(0), support_y.unsqueeze(0), support_x[:0].unsqueeze(0), None, way)
+
+    def asking(self, query_x: Tensor) -> Episodes:
+        """The same tasks with other queries, whose answers are not known."""
+        return replace(self, query_x=query_x, query_y=None)
+
+    def leaving_one_out(self, rows: Tensor | None = None) -> Episodes:
+        """Of one task on features, a task for each support sample in ``rows``: told by all the others.
+
+        The features are their bank, so that each is held once.
+        """
+        samples = self.support_x.shape[1]
+        if self.tasks != 1 or samples < 2:
+            raise UserError(f"leaving one out needs one task of two samples or more, not {self.tasks} of {samples}")
+        rows = torch.arange(samples) if rows is None else rows
+        others = torch.arange(samples - 1).repeat(len(rows), 1)
+        others += others >= rows.unsqueeze(1)
+        y = self.support_y[0]
+        return Episodes(others, y[others], rows.unsqueeze(1), y[rows].unsqueeze(1), self.way, self.support_x[0])
+
     @property
     def tasks(self) -> int:
         """Number of tasks T."""
@@ -103,7 +126,7 @@ class Episodes:
 
     def looked_up(self) -> Episodes:
         """The same tasks with the bank's rows in place of their numbers."""
-        return self.embedded(lambda x: x)
+        return self if self.bank is None else self.embedded(lambda x: x)
 
     def __getitem__(self, tasks: slice) -> Episodes:
         """The tasks of a slice."""

@@ -22,6 +22,9 @@ SAMPLES_AT_ONCE = 10_000  # features solved at a time; results depend on it only
 IMAGES_AT_ONCE = 500
 BAND90 = 1.6448536269514722  # standard deviations either side that hold 90 % of a Gaussian
 CALIBRATION_BINS = 15
+MOST_LEFT_OUT = 200  # samples that are left out one by one: more would hardly change the estimate
+LEFT_OUT_AT_ONCE = 2_000  # features of left-out tasks solved at a time; fewer, for tasks may have many bases
+SURE = 0.95  # share of answers that must be right where a model is called sure
 
 
 @dataclass(frozen=True)
@@ -79,16 +82,21 @@ def embed_once(learner: Learner, episodes: Episodes) -> Episodes:
 
 
 @torch.no_grad()
-def answers(learner: Learner, episodes: Episodes, batch: int | None = None) -> tuple[Tensor, Tensor | None]:
-    """Means (or log probabilities) and deviations of all tasks, ``batch`` of them solved at a time."""
-    once = episodes.bank is not None and learner.statistics == "running" and learner.embeds_alone
+def answers(
+    learner: Learner, episodes: Episodes, batch: int | None = None, *, embedded: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Means (or log probabilities) and deviations of all tasks, ``batch`` of them solved at a time.
+
+    ``embedded`` says that inputs are features already.
+    """
+    once = not embedded and episodes.bank is not None and learner.statistics == "running" and learner.embeds_alone
     if once:
         episodes = embed_once(learner, episodes)
     if batch is None:
         samples = episodes.support_x.shape[1] + episodes.query_x.shape[1]
-        images = episodes.bank is not None and not once
+        images = episodes.bank is not None and not (once or embedded)
         batch = max(1, (2 * IMAGES_AT_ONCE if images else SAMPLES_AT_ONCE) // samples)
-    predictions = [learner.predict(chunk, embedded=once) for chunk in episodes.batches(batch)]
+    predictions = [learner.predict(chunk, embedded=once or embedded) for chunk in episodes.batches(batch)]
     deviations = [p.std for p in predictions if p.std is not None]
     return torch.cat([p.mean for p in predictions]), torch.cat(deviations) if deviations else None
 
@@ -242,3 +250,46 @@ def milliseconds_to_adapt(learner: Learner, episodes: Episodes) -> float:
         learner.predict(task)
         seconds.append(time.perf_counter() - start)
     return 1000 * statistics.median(seconds)
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """What to expect of new samples of a task's classes: each of ``tested`` support samples, told by the others.
+
+    Samples that are the only one of their class cannot be told and are not tested; where none can, ``accuracy`` (in
+    percent) is None. ``threshold`` is the least probability that was trustworthy: at least ``wanted`` of the answers as
+    probable as that were right.
+    """
+
+    accuracy: float | None
+    tested: int
+    threshold: float
+    wanted: float = SURE
+
+
+def leave_one_out(learner: Learner, support: Episodes) -> LeaveOneOut:
+    """Test one embedded task of classes on its own support, as one batch of left-out tasks."""
+    labels, counts = support.support_y[0].unique(return_counts=True)
+    rows = torch.isin(support.support_y[0], labels[counts > 1]).nonzero().squeeze(1)
+    if len(rows) == 0:
+        return LeaveOneOut(None, 0, 0.5)
+    if len(rows) > MOST_LEFT_OUT:
+        chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:MOST_LEFT_OUT]
+        rows = rows[chosen.sort().values]
+    tasks = support.leaving_one_out(rows)
+    batch = max(1, LEFT_OUT_AT_ONCE // support.support_x.shape[1])
+    probability, answer = answers(learner, tasks, batch, embedded=True)[0].squeeze(1).exp().max(-1)
+    right = answer == support.support_y[0, rows]
+    return LeaveOneOut(100 * right.double().mean().item(), len(rows), _threshold(probability, right))
+
+
+def _threshold(probability: Tensor, right: Tensor) -> float:
+    """The least probability, of those tested and ``SURE``, such that ``SURE`` of the answers from it on are right.
+
+    Calibrated probabilities are right as often as they say, so none above ``SURE`` is asked for unless it was needed.
+    """
+    probability = probability.double()
+    levels = torch.cat([probability, probability.new_tensor([SURE])])
+    above = (probability >= levels.unsqueeze(1)).double()  # [N + 1, N]
+    trusted = above @ right.double() >= SURE * above.sum(1)
+    return levels[trusted].min().item() if trusted.any() else 1.0

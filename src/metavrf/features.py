@@ -7,22 +7,72 @@ from __future__ import annotations
 
 import hashlib
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from metavrf import api
 from metavrf.config import DataSettings
 from metavrf.errors import UserError
+from metavrf.nn.deep import EfficientNetLite0, load_efficientnet_lite0
 from metavrf.nn.embeddings import Embedding
 from metavrf.progress import Progress
 from metavrf.run import Run, write_tensors
+from metavrf.tasks.images import Preprocessing
 from metavrf.tasks.source import ClassTasks, Description, open_tasks
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 BATCH = 64  # images at a time
+NETWORK = "efficientnet-lite0"
+
+
+@torch.inference_mode()
+def picture_features(name: str, pictures: Sequence[Image.Image]) -> Tensor:
+    """Features ``[N, d]`` of pictures of any size and mode, as a model on ready features takes them.
+
+    ``name`` is the model's ``Description.embedder``, such as "efficientnet-lite0@160": the network and the side to
+    which it resizes. Pictures are turned upright and cut to the square in their middle. Needs the extra 'deep'.
+    """
+    if not pictures:
+        raise UserError("there is not a single picture to embed")
+    network = picture_network(name)
+    squares = (torch.from_numpy(_square(picture, network.resolution)).unsqueeze(0) for picture in pictures)
+    return torch.cat([network.network(torch.cat(batch)) for batch in _batches(map(network.prepared, squares))])
+
+
+def picture_network(name: str) -> EfficientNetLite0:
+    """The network of a model's ``Description.embedder``."""
+    by, _, resolution = name.partition("@")
+    if by != NETWORK or not resolution.isdecimal() or int(resolution) < 1:
+        raise UserError(f"{name!r} is no known network that makes features of pictures: it must be {NETWORK}@PIXELS")
+    return _network(int(resolution))
+
+
+def _batches(items: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """At most ``BATCH`` at a time."""
+    rest = iter(items)
+    while batch := list(islice(rest, BATCH)):
+        yield batch
+
+
+@cache
+def _network(resolution: int) -> EfficientNetLite0:
+    return load_efficientnet_lite0(resolution)
+
+
+def _square(picture: Image.Image, most: int) -> NDArray[np.uint8]:
+    """The middle of a picture as uint8 ``[3, side, side]``; a small one is left for the network to enlarge."""
+    return np.array(Preprocessing(min(*picture.size, most)).pixels(picture))
 
 
 def write_features(
@@ -36,6 +86,7 @@ def write_features(
     if Path(out).suffix != ".safetensors":
         raise UserError(f"{out} must end in .safetensors")
     embed, pretraining = embedder(by, resolution)
+    name = f"{by}@{resolution}" if by == NETWORK else ""  # a file or run of the user's may change, or be elsewhere
     tasks = open_tasks(task, settings, quiet=quiet)
     if not isinstance(tasks, ClassTasks) or len(tasks.description.inputs) != 3:
         raise UserError(f"{task} has no pictures to embed")
@@ -58,7 +109,14 @@ def write_features(
     digest = hashlib.sha256(f"{tasks.description.sha256} {by} {resolution}".encode())
     digest.update(features.numpy().tobytes())  # a file or run may change under the same name
     key = digest.hexdigest()
-    description = replace(tasks.description, inputs=(features.shape[1],), sha256=key, pretraining=pretraining)
+    description = replace(
+        tasks.description,
+        inputs=(features.shape[1],),
+        sha256=key,
+        pretraining=pretraining,
+        embedder=name,
+        pictures=task,
+    )
     tensors = {"inputs": features, "starts": bank.starts, "counts": bank.counts}
     if bank.groups is not None:
         tensors["groups"] = bank.groups
@@ -68,10 +126,9 @@ def write_features(
 
 def embedder(by: str, resolution: int) -> tuple[Callable[[Tensor], Tensor], str]:
     """What turns uint8 images into features, and what it was pre-trained on (or nothing)."""
-    if by == "efficientnet-lite0":
-        from metavrf.nn.deep import EfficientNetLite0, load_efficientnet_lite0
-
-        return load_efficientnet_lite0(resolution), EfficientNetLite0.pretraining
+    if by == NETWORK:
+        network = load_efficientnet_lite0(resolution)
+        return network, network.pretraining
     file, _, name = by.partition(":")
     if file.endswith(".py"):
         return _own_module(Path(file), name), f"own ({by})"

@@ -1,88 +1,188 @@
-"""A run made small enough to pass on: half precision, no checkpoint, and a card that says what it is."""
+"""A run made small enough to pass on, with a card that says what it is: the layout of the Hugging Face hub.
+
+    README.md           the card, for people and for the hub
+    card.json           what was measured, and how
+    config.toml, data.json, model.safetensors, result.json    as in any run
+
+Models on classes are kept in half precision. Those of functions stay in single precision: they are small, and their
+errors are far below what half precision resolves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from metavrf import api
-from metavrf.config import TEST_EPISODES
+from metavrf.config import Config
 from metavrf.errors import UserError
 from metavrf.evaluation import Evaluation
 from metavrf.provenance import provenance
 from metavrf.run import Run, write_atomically, write_json
 from metavrf.tasks.datasets import NAMED_SETS
+from metavrf.tasks.functions import EVALUATION_POINTS, family
+from metavrf.tasks.source import Description
+
+CLASS_SHOTS, FUNCTION_SHOTS = (1, 5), (2, 3, 5, 10, 20)
+LICENCE = "apache-2.0"
 
 
-def pack(
+def save_pretrained(
     run: api.PathLike,
-    out: api.PathLike,
+    folder: api.PathLike,
     *,
     ways: Sequence[int] = (5, 20),
-    shots: Sequence[int] = (1, 5),
-    episodes: int = TEST_EPISODES,
+    shots: Sequence[int] | None = None,
+    tasks: int | None = None,
     transductive_ways: Sequence[int] = (5,),
-    transductive_episodes: int = 600,
+    transductive_tasks: int = 600,
 ) -> Path:
-    """Write a packed model to the folder ``out``, test it there at these ways and shots, and write what was measured.
+    """Write a finished run to ``folder`` as a small model with a card, ready for the Hugging Face hub.
 
-    The transductive protocol embeds every episode anew, which takes long: it has ways and a number of its own.
+    The model is tested as it was written, and the card holds what was measured. A run that has a card already, such as
+    a model that comes with the package, keeps it and is not tested again. Open the folder with :func:`metavrf.load`.
+
+    Args:
+        run: the run directory, or the name of a shipped model.
+        folder: where to write; must not hold a run already.
+        ways: to test a model of classes at.
+        shots: to test at; by default 1 and 5 of classes, 2 to 20 of functions.
+        tasks: number of test tasks; by default as for :func:`metavrf.evaluate`.
+        transductive_ways: of these, to test the transductive protocol at too. It embeds every task anew, which takes
+            long, so it has ways and a number of its own.
+        transductive_tasks: number of test tasks of the transductive protocol.
     """
     source = Run.open(run)
-    result, data = source.result(), source.data()
-    if result is None or data is None:
-        raise UserError(f"{source.path} is not a finished run on classes: only such a run can be packed")
+    result = source.result()
+    if result is None:
+        raise UserError(f"{source.path} is not a finished run: only such a run can be packed")
     tensors, metadata = source.load_model()
-    packed = Run.create(out, source.config(), data)
+    regression = api.describe(source).targets is not None
+    packed = Run.create(folder, source.config(), source.data())
+    precision = torch.float32 if regression else torch.float16
     packed.save_model(
-        {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}, metadata
+        {name: tensor.to(precision) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()},
+        metadata,
     )
     write_json(packed.result_file, result)
-    settings = [(way, shot) for way in ways for shot in shots]
-    measured = [api.evaluate(packed.path, way=way, shot=shot, tasks=episodes) for way, shot in settings]
-    measured += [
-        api.evaluate(packed.path, way=way, shot=shot, tasks=transductive_episodes, protocol="transductive")
-        for way, shot in settings
-        if way in transductive_ways
-    ]
-    card = {
+    card = source.card()
+    if card is None:
+        shots = shots or (FUNCTION_SHOTS if regression else CLASS_SHOTS)
+        settings = [(way, shot) for way in ([None] if regression else ways) for shot in shots]
+        measured = [api.evaluate(packed.path, way=way, shot=shot, tasks=tasks) for way, shot in settings]
+        measured += [
+            api.evaluate(packed.path, way=way, shot=shot, tasks=transductive_tasks, protocol="transductive")
+            for way, shot in settings
+            if way in transductive_ways
+        ]
+        card = _card(result, measured)
+    write_json(packed.card_file, card)
+    write_atomically(packed.path / "README.md", card_text(packed))
+    return packed.path
+
+
+def _card(result: Mapping[str, Any], measured: Sequence[Evaluation]) -> dict[str, Any]:
+    return {
         "task": result["task"],
         "tests": [evaluation.to_dict() for evaluation in measured],
         "training": {key: result[key] for key in ("command", "commit", "seed", "steps", "train_seconds", "validation")},
         "provenance": provenance(measured[0].seed),
     }
-    write_json(packed.path / "card.json", card)
-    write_atomically(packed.path / "README.md", _card_text(packed, result, data, measured))
-    return packed.path
 
 
-def _card_text(run: Run, result: dict[str, Any], data: dict[str, Any], measured: Sequence[Evaluation]) -> str:
-    named = NAMED_SETS.get(result["task"])
-    model = run.config().model
-    counts = ", ".join(f"{len(names)} {part}" for part, names in data["classes"].items())
+def card_text(run: Run) -> str:
+    """The README.md of a packed model: its card in words, under the front matter that the hub reads."""
+    config, data, card = run.config(), api.describe(run), run.card()
+    if card is None:
+        raise UserError(f"{run.path} has no card: make one with 'metavrf pack'")
+    classes = data.targets is None
+    tags = ["metavrf", "few-shot-learning", "meta-learning", "kernel-methods"]
+    tags.append("image-classification" if classes else "regression")
+    training, tests = card["training"], card["tests"]
     lines = [
-        f"# {result['task']}: {result['learner']}, context {model.context}",
+        "---",
+        f"license: {LICENCE}",
+        "library_name: metavrf",
+        "tags:",
+        *(f"- {tag}" for tag in tags),
+        "---",
         "",
-        f"- Data: {result['task']}" + (f" ({named.size}); {named.citation}" if named else ""),
-        f"- Licence of the data: {named.licence}" if named else "- Licence of the data: see its source",
-        f"- Split: {data['split']} ({counts} classes)",
-        f"- Features: {data['pretraining']}-pretrained" if data["pretraining"] else "- Trained from scratch",
-        f"- Trained by: `{result['command']}` at commit {result['commit']}, {result['steps']} steps, "
-        f"{result['train_seconds'] / 60:.0f} minutes; the best model by validation classes is kept",
-        "- Weights in half precision, licence Apache-2.0; calibrated by one temperature fitted on validation classes",
+        f"# {data.pictures or config.task}: {config.learner}, context {config.model.context}",
         "",
-        f"Tested on test classes, {measured[0].query} queries a class, seed {measured[0].seed}:",
+        *(_about_classes(config.task, data) if classes else _about_functions(config)),
+        f"- Trained by: `{training['command']}` at commit {training['commit']}, {training['steps']} steps, "
+        f"{training['train_seconds'] / 60:.0f} minutes; the best model on validation tasks is kept",
+        f"- Tested by: `{card['provenance']['command']}` at commit {card['provenance']['commit']}",
+        "- Weights in half precision, licence Apache-2.0; calibrated by one temperature fitted on validation classes"
+        if classes
+        else "- Weights in single precision, licence Apache-2.0; the band is the learned likelihood's",
+        "",
+        *(_class_table(tests) if classes else _function_table(tests)),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _about_classes(task: str, data: Description) -> list[str]:
+    named = NAMED_SETS.get(data.pictures or task)
+    counts = ", ".join(f"{len(data.classes[part])} {part}" for part in ("train", "val", "test"))
+    lines = [
+        f"- Data: {data.pictures or task}" + (f" ({named.size}); {named.citation}" if named else ""),
+        f"- Licence of the data: {named.licence if named else 'see its source'}",
+        f"- Split: {data.split} ({counts} classes)",
+    ]
+    if not data.pretraining:
+        return [*lines, "- Trained from scratch"]
+    made = f" ({data.embedder}), made by `{data.embed_command(task)}`" if data.embedder else ""
+    return [*lines, f"- On ready features, {data.pretraining}-pretrained{made}"]
+
+
+def _about_functions(config: Config) -> list[str]:
+    functions = family(config.task)
+    ranges = ", ".join(f"{name} {low:.4g} to {high:.4g}" for name, (low, high) in functions.parameters.items())
+    shape = config.episode
+    least = shape.train_shot or shape.shot
+    shots = f"{least} to {shape.most_shot}" if shape.most_shot else str(least)
+    return [
+        f"- Data: drawn from the family {config.task}. {inspect.getdoc(functions)}",
+        f"- Range: {ranges}, uniform; x from {functions.domain[0]:g} to {functions.domain[1]:g}, no noise",
+        "- Licence of the data: none needed, it is computed",
+        "- Split: none; training, validation and test tasks are drawn from streams of their own",
+        f"- Trained on tasks of {shots} support points",
+    ]
+
+
+def _class_table(tests: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [
+        f"Tested on test classes, {tests[0]['query']} queries a class, seed {tests[0]['seed']}:",
         "",
         "| ways | shots | protocol | episodes | accuracy (%) | nll | calibration error |",
         "|---|---|---|---|---|---|---|",
         *(
-            f"| {e.way} | {e.shot} | {e.protocol} | {e.tasks} "
-            f"| {e.mean:.2f} ± {e.ci95:.2f} | {e.nll:.4f} | {e.ece:.4f} |"
-            for e in measured
+            f"| {test['way']} | {test['shot']} | {test['protocol']} | {test['tasks']} "
+            f"| {test['mean']:.2f} ± {test['ci95']:.2f} | {test['nll']:.4f} | {test['ece']:.4f} |"
+            for test in tests
         ),
-        "",
-        "Transductive: normalised by the whole episode's statistics, so a prediction depends on the other queries.",
-        "",
     ]
-    return "\n".join(lines)
+    if any(test["protocol"] == "transductive" for test in tests):
+        sentence = "normalised by the whole episode's statistics, so a prediction depends on the other queries."
+        lines += ["", f"Transductive: {sentence}"]
+    return lines
+
+
+def _function_table(tests: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        f"Tested on new functions at {EVALUATION_POINTS} evenly spaced points, seed {tests[0]['seed']}:",
+        "",
+        "| shots | protocol | tasks | mean squared error | nll | in the 90 % band |",
+        "|---|---|---|---|---|---|",
+        *(
+            f"| {test['shot']} | {test['protocol']} | {test['tasks']} | {test['mean']:.4g} ± {test['ci95']:.2g} "
+            f"| {test['nll']:.4g} | {100 * test['coverage90']:.1f} % |"
+            for test in tests
+        ),
+    ]

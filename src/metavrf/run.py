@@ -6,6 +6,7 @@
     state.safetensors   all that --resume needs: weights, optimiser, every rank's context state, step
     metrics.jsonl       one line a validation
     result.json         what came out, once the run has ended
+    card.json           of a packed model: what it was tested to do
 
 Each file is written beside itself and renamed into place. Nothing here is a pickle.
 """
@@ -24,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from metavrf import hub
 from metavrf.config import Config
 from metavrf.errors import UserError
 
@@ -78,6 +80,7 @@ class Run:
         self.metrics_file = self.path / "metrics.jsonl"
         self.result_file = self.path / "result.json"
         self.data_file = self.path / "data.json"
+        self.card_file = self.path / "card.json"
         self.files = (
             self.config_file,
             self.data_file,
@@ -112,8 +115,8 @@ class Run:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Run:
-        """An existing run directory, or a model that comes with the package, by its name."""
-        run = cls(path)
+        """An existing run directory; or a model that comes with the package, by its name; or hf://owner/name."""
+        run = cls(hub.fetch(path) if hub.is_address(path) else path)
         try:
             there = run.config_file.is_file()
             if not there and (SHIPPED / str(path) / "config.toml").is_file():
@@ -166,6 +169,10 @@ class Run:
     def result(self) -> dict[str, Any] | None:
         """What came out, or None while the run has not ended."""
         return _read_json(self.result_file, "move it away, and resume the run to write it")
+
+    def card(self) -> dict[str, Any] | None:
+        """What a packed model was tested to do, or None if this is a run that was not packed."""
+        return _read_json(self.card_file, "take it from a copy of the model")
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add a validation record."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import math
 import os
@@ -14,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -23,6 +23,7 @@ from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from metavrf.api import describe
 from metavrf.config import Config, TrainingSettings, preset
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
@@ -37,6 +38,7 @@ from metavrf.run import Run, load_weights, read_tensors, write_json
 from metavrf.tasks.source import Tasks, open_tasks
 
 CHECKPOINT_SECONDS = 120
+TASKS_FOR_AXES = 40  # thousands of samples
 AGREE_EVERY = 10  # steps between looks at whether another process was asked to stop or is due to save
 
 
@@ -85,7 +87,7 @@ def train(
     tasks.held_out("val", 2, config.episode, stream(0, "validation"))
     learner = build(config, tasks.description)
     data = None if tasks.description.targets else tasks.description.to_dict()
-    if resume and run.data() != json.loads(json.dumps(data)):
+    if resume and describe(run) != tasks.description:
         raise UserError(f"the data is not what {run.path} was started on: a resumed run needs the same files")
     if not resume and first_rank:
         run = Run.create(out, config, data)
@@ -137,7 +139,7 @@ class Trainer:
         self.resumed = run.state_file.exists()
         if not self.resumed:
             with self._seeded_dropout():
-                self.learner.initialise(self.tasks_of(0))
+                self.learner.initialise(self._first_tasks())
         self.optimizer = torch.optim.Adam(self.learner.parameters(), lr=config.training.lr, fused=True)
         weights = self._load() if self.resumed else None
         self.wrapped, self.wrapped_optimizer = fabric.setup(self.learner, self.optimizer)
@@ -232,6 +234,15 @@ class Trainer:
     def tasks_of(self, step: int) -> Episodes:
         """The training tasks of a step."""
         return self.tasks.training(self.config.episode, stream(self.config.training.seed, "train", step))
+
+    def _first_tasks(self) -> Episodes:
+        """The tasks that scales are set from: the first step's, but of all shots the most, and many to find axes in."""
+        shape = self.config.episode
+        if shape.most_shot:
+            shape = replace(shape, train_shot=shape.most_shot, most_shot=0)
+        if self.config.embedding.project:
+            shape = replace(shape, batch=max(shape.batch, TASKS_FOR_AXES))
+        return self.tasks.training(shape, stream(self.config.training.seed, "train"))
 
     def _validate(self, validation: Episodes, terms: dict[str, Tensor]) -> dict[str, float]:
         """Measure on the validation tasks; keep the model if it is the best so far."""

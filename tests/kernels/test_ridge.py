@@ -135,3 +135,42 @@ def test_gradients_of_fit_and_posterior_match_finite_differences(form: str) -> N
         return (*fitted.posterior(query), fitted.energy)
 
     assert torch.autograd.gradcheck(solve, inputs)
+
+
+@pytest.mark.parametrize("form", ["dual", "primal"])
+def test_explicit_weights_and_root_predict_without_a_solve(form: str) -> None:
+    phi, targets, query = problem(samples=5, bases=9)
+    fitted = ridge.fit(phi, targets, 0.3, form)
+    mean, variance = fitted.posterior(query)
+    torch.testing.assert_close(query @ fitted.weights, mean)
+    power = (query @ fitted.root.mT).square().sum(-1)
+    torch.testing.assert_close(power if form == "primal" else query.square().sum(-1) - power, variance)
+
+
+@pytest.mark.parametrize(("samples", "bases"), [(5, 9), (9, 5)])
+@pytest.mark.parametrize("form", ["dual", "primal"])
+def test_leaving_one_out_in_closed_form_is_fitting_without_each_sample(form: str, samples: int, bases: int) -> None:
+    phi, targets, _ = problem(samples, bases)
+    fit, variance = ridge.fit(phi, targets, 0.2, form).leave_one_out(phi, targets)
+    for left_out in range(samples):
+        others = [row for row in range(samples) if row != left_out]
+        again = ridge.fit(phi[..., others, :], targets[..., others, :], 0.2)
+        mean, expected = again.posterior(phi[..., left_out : left_out + 1, :])
+        torch.testing.assert_close(fit[..., left_out, :], mean.squeeze(-2))
+        torch.testing.assert_close(variance[..., left_out], expected.squeeze(-1))
+
+
+@pytest.mark.parametrize("form", ["dual", "primal"])
+def test_problems_may_have_penalties_of_their_own_or_try_several(form: str) -> None:
+    phi, targets, query = problem(samples=5, bases=9)
+    own = torch.tensor([0.1, 1.0, 10.0], dtype=torch.double)  # of the three tasks
+    mixed = ridge.fit(phi, targets, own, form)
+    tried = ridge.fit(phi, targets, own[:, None, None], form)
+    for number, lam in enumerate(own.tolist()):
+        alone = ridge.fit(phi, targets, lam, form)
+        for ours, expected in zip(tried.posterior(query), alone.posterior(query), strict=True):
+            torch.testing.assert_close(ours[number], expected)
+        for ours, expected in zip(mixed.posterior(query), alone.posterior(query), strict=True):
+            torch.testing.assert_close(ours[:, number], expected[:, number])
+        torch.testing.assert_close(mixed.energy[:, number], alone.energy[:, number])
+        torch.testing.assert_close(tried.leave_one_out(phi, targets)[0][number], alone.leave_one_out(phi, targets)[0])

@@ -25,7 +25,8 @@ from metavrf.learners.relation import Relation
 from metavrf.learners.versa import Versa
 
 TASKS, WAY, FEATURES, QUERIES = 3, 4, 6, 10
-SUPPORT_Y = torch.tensor([0, 1, 1, 2, 2, 2, 3, 3, 0, 1])  # unequal shots
+SUPPORT_Y = torch.tensor([0, 1, 1, 2, 2, 2, 3, 3, 0, 1])  # unequal shots: 2, 3, 3, 2
+CLASS_WEIGHT = 2.5 / np.array([2, 3, 3, 2])[SUPPORT_Y]  # ridge regression weighs every class alike
 
 
 def tasks(way: int | None = WAY) -> Episodes:
@@ -103,7 +104,7 @@ def test_r2d2_is_ridge_regression_on_one_hot_labels(features: int) -> None:
     logits = learner.predict(episodes).samples[0]
     for task in range(TASKS):
         ridge = Ridge(alpha=0.7 + RIDGE_FLOOR, fit_intercept=False)
-        ridge.fit(numpy(episodes.support_x[task]), np.eye(WAY)[SUPPORT_Y])
+        ridge.fit(numpy(episodes.support_x[task]), np.eye(WAY)[SUPPORT_Y], CLASS_WEIGHT)
         expected = 3.0 * ridge.predict(numpy(episodes.query_x[task])) + 0.4
         np.testing.assert_allclose(numpy(logits[task]), expected, rtol=1e-4, atol=1e-5)
 
@@ -120,7 +121,7 @@ def test_the_rbf_kernel_is_as_wide_as_the_supports_mean_distance(way: int | None
         support, query = numpy(episodes.support_x[task]), numpy(episodes.query_x[task])
         width = pairwise_distances(support)[np.triu_indices(len(support), 1)].mean()
         ridge = KernelRidge(alpha=0.3 + RIDGE_FLOOR, kernel="rbf", gamma=1 / (2 * width**2))
-        ridge.fit(support, numpy(episodes.support_targets[task]))
+        ridge.fit(support, numpy(episodes.support_targets[task]), None if way is None else CLASS_WEIGHT)
         np.testing.assert_allclose(numpy(outputs[task]), 1.5 * ridge.predict(query), rtol=1e-4, atol=1e-5)
 
 

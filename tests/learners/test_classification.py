@@ -116,7 +116,8 @@ def test_a_task_is_solved_on_its_own(name: str, context: str, statistics: Statis
 @pytest.mark.parametrize("feature_map", ["cosine", "sincos"])
 def test_logits_are_kernel_ridge_regression_on_one_hot_targets(name: str, context: str, feature_map: str) -> None:
     learner, episodes = kernel_learner(name, context, feature_map=feature_map), tasks()
-    unequal = torch.tensor([0, 1, 1, 2, 2, 2, 3, 3])  # shots of 1, 2, 3 and 2
+    unequal = torch.tensor([0, 1, 1, 2, 2, 2, 3, 3])  # shots of 1, 2, 3 and 2, the mean is 2
+    weights = 2 / np.array([1, 2, 2, 3, 3, 3, 2, 2])  # every class weighs alike
     episodes = replace(episodes, support_y=unequal.expand(4, -1))
     learner.temperature.fill_(1.7)
     predicted = learner.predict(episodes).mean.double().numpy()
@@ -144,9 +145,21 @@ def test_logits_are_kernel_ridge_regression_on_one_hot_targets(name: str, contex
             return np.cos(z @ omega + learner.phase[0].double().numpy()) * math.sqrt(2 / omega.shape[1])
 
         s, q = phi(support[task]), phi(query[task])
-        logits = gamma * q @ s.T @ np.linalg.solve(s @ s.T + lam * np.eye(8), onehot) + 0.2
+        logits = gamma * q @ s.T @ np.linalg.solve(s @ s.T + lam * np.diag(1 / weights), onehot) + 0.2
         expected = logits / 1.7 - np.log(np.exp(logits / 1.7).sum(-1, keepdims=True))
         np.testing.assert_allclose(predicted[task], expected, rtol=1e-4, atol=1e-4)
+
+
+@each_learner
+def test_a_class_whose_samples_are_given_twice_weighs_as_before(name: str, context: str) -> None:
+    learner, episodes = experienced(name, context), tasks()
+    once = learner.predict(episodes).mean
+    rows = torch.tensor([0, 1, 0, 1, 2, 3, 4, 5, 6, 7])  # both of class 0 twice
+    doubled = replace(episodes, support_x=episodes.support_x[:, rows], support_y=episodes.support_y[:, rows])
+    # Weighed by class, the samples count as they did; but they weigh 1 on average, and there are 10 instead of 8.
+    with torch.no_grad():
+        learner.head.log_lambda.copy_((learner.head.lam * 2.5 / 2 - RIDGE_FLOOR).log())
+    close(learner.predict(doubled).mean, once)
 
 
 @each_learner

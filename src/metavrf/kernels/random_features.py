@@ -108,6 +108,19 @@ def fourier_features(z: Tensor, mean: Tensor, std: Tensor, draws: Draws) -> Tens
     return angle.cos() * scale
 
 
+def explicit_bases(mean: Tensor, std: Tensor, draws: Draws) -> Tensor:
+    """The bases ω = μ + σ ⊙ ε of one task, ``[L, d, M]``, for ``mean [d]`` and ``std [d]``."""
+    return torch.addcmul(mean.unsqueeze(-1), std.unsqueeze(-1), draws.epsilon)
+
+
+def explicit_features(z: Tensor, omega: Tensor, phase: Tensor | None) -> Tensor:
+    """:func:`fourier_features` of one task by its bases: ``[L, N, D]`` of ``z [N, d]``; for use without gradients."""
+    angle = z @ omega  # [L, N, M]
+    if phase is None:
+        return torch.cat([angle.cos(), angle.sin()], dim=-1) * math.sqrt(1 / omega.shape[-1])
+    return (angle + phase.unsqueeze(-2)).cos() * math.sqrt(2 / omega.shape[-1])
+
+
 class _SineCosine(torch.autograd.Function):
     """scale·[cos a, sin a]; its gradient needs nothing but its output."""
 

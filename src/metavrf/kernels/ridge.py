@@ -26,7 +26,7 @@ class Ridge(NamedTuple):
         solution: α ``[..., S, p]`` (dual) or w ``[..., D, p]`` (primal).
         factor: lower Cholesky factor, ``[..., S, S]`` (dual) or ``[..., D, D]`` (primal).
         support: ``[..., S, D]`` support features for the dual form, None for the primal.
-        lam: λ.
+        lam: λ, one for all or ``[...]``, one for each problem.
         energy: ``[..., p]``, Yᵀ(K + λI)⁻¹Y by output: the squared norm of the data under the kernel.
     """
 
@@ -43,7 +43,7 @@ class Ridge(NamedTuple):
         """
         if self.support is None:
             solved = torch.linalg.solve_triangular(self.factor, phi.mT, upper=False)
-            return phi @ self.solution, self.lam * solved.square().sum(-2)
+            return phi @ self.solution, self.lam.unsqueeze(-1) * solved.square().sum(-2)
         cross = self.support @ phi.mT  # K̃  [..., S, Q]
         solved = torch.linalg.solve_triangular(self.factor, cross, upper=False)
         prior = 1.0 if unit_norm else torch.linalg.vecdot(phi, phi)  # k(x, x)
@@ -55,10 +55,43 @@ class Ridge(NamedTuple):
             return phi @ self.solution
         return (self.support @ phi.mT).mT @ self.solution
 
+    @property
+    def weights(self) -> Tensor:
+        """The primal w ``[..., D, p]``; from the dual form Φᵀα."""
+        return self.solution if self.support is None else self.support.mT @ self.solution
+
+    @property
+    def root(self) -> Tensor:
+        """R ``[..., r, D]`` that gives the variance without a solve: ‖Rφ‖² (primal), k(x, x) - ‖Rφ‖² (dual)."""
+        if self.support is not None:
+            return torch.linalg.solve_triangular(self.factor, self.support, upper=False)
+        identity = torch.eye(self.factor.shape[-1], dtype=self.factor.dtype, device=self.factor.device)
+        inverse = torch.linalg.solve_triangular(self.factor, identity, upper=False)
+        return self.lam[..., None, None].sqrt() * inverse
+
+    def leave_one_out(self, phi: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """What each support sample is predicted as by the others, ``[..., S, p]``, and its variance ``[..., S]``.
+
+        With P = (K + λI)⁻¹ and α = PY, leaving sample i out changes its prediction to yᵢ - αᵢ/Pᵢᵢ with the variance
+        1/Pᵢᵢ - λ (Rasmussen & Williams 2006, section 5.4.2). ``phi [..., S, D]`` and ``targets`` are those of the fit.
+        """
+        lam = self.lam.unsqueeze(-1)
+        if self.support is None:
+            solved = torch.linalg.solve_triangular(self.factor, phi.mT, upper=False)
+            precision = (1 - solved.square().sum(-2)) / lam  # diagonal of P
+            dual = (targets - phi @ self.solution) / lam.unsqueeze(-1)
+        else:
+            precision = torch.cholesky_inverse(self.factor).diagonal(dim1=-2, dim2=-1)
+            dual = self.solution
+        precision = precision.clamp_min(torch.finfo(precision.dtype).tiny)
+        fit = targets - dual / precision.unsqueeze(-1)
+        return fit, (1 / precision - lam).clamp_min(0)
+
 
 def fit(phi: Tensor, targets: Tensor, lam: Tensor | float, form: str = "auto") -> Ridge:
     """Solve ridge regression of ``targets [..., S, p]`` on support features ``phi [..., S, D]``.
 
+    ``lam`` is one λ, or ``[...]``, which may have axes before those of ``phi`` to try several.
     ``form`` is "dual" (S × S), "primal" (D × D) or "auto": whichever system is smaller.
     """
     lam = torch.as_tensor(lam, dtype=phi.dtype, device=phi.device)
@@ -75,7 +108,7 @@ def fit(phi: Tensor, targets: Tensor, lam: Tensor | float, form: str = "auto") -
     if form == "primal":
         factor = _cholesky(phi.mT @ phi, lam)
         weights = torch.cholesky_solve(phi.mT @ targets, factor)
-        energy = (targets * (targets - phi @ weights)).sum(-2) / lam
+        energy = (targets * (targets - phi @ weights)).sum(-2) / lam.unsqueeze(-1)
         return Ridge(weights, factor, None, lam, energy)
     raise UserError(f"ridge {form=} is unknown: choose auto, dual or primal")
 
@@ -89,7 +122,7 @@ def fit_kernel(gram: Tensor, targets: Tensor, lam: Tensor) -> Ridge:
 
 
 def _cholesky(gram: Tensor, lam: Tensor) -> Tensor:
-    gram = gram + lam * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    gram = gram + lam[..., None, None] * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     factor, info = torch.linalg.cholesky_ex(gram)
     if bool(info.any()):
         raise UserError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
+from metavrf.learners.adapted import Solving
+from metavrf.nn.embeddings import Embedding
 
 if TYPE_CHECKING:
     from metavrf.config import Config
@@ -102,6 +106,8 @@ class Learner(nn.Module, ABC):
 
     def initialise(self, episodes: Episodes) -> None:
         """Set scales from a first batch of training tasks, before the first step."""
+        if isinstance(self.embedding, Embedding):
+            self.embedding.initialise(episodes.support_x)
 
     @torch.no_grad()  # not inference mode, in which an inner loop could not take gradients
     def predict(self, episodes: Episodes, *, embedded: bool = False) -> Prediction:
@@ -110,12 +116,8 @@ class Learner(nn.Module, ABC):
         ``embedded`` says that the inputs are this learner's features already.
         """
         episodes.check_finite()
-        training = self.training
-        self.eval()
-        try:
+        with self.at_test_time():
             prediction = self.solve(episodes.looked_up()) if embedded else self(episodes)
-        finally:
-            self.train(training)
         if episodes.way is None:
             return prediction
         return replace(prediction, mean=(prediction.mean / self.temperature).log_softmax(-1))
@@ -141,3 +143,22 @@ class Learner(nn.Module, ABC):
     def protocol(self) -> str:
         """``inductive`` or ``transductive``: the label every result carries."""
         return "transductive" if self.transductive or self.statistics == "episode" else "inductive"
+
+    @contextmanager
+    def at_test_time(self) -> Iterator[None]:
+        """Evaluation mode, for a while."""
+        if not self.training:  # setting the mode of every layer takes longer than solving a small task
+            yield
+            return
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train()
+
+    def adapted(self, episodes: Episodes, *, embedded: bool = False) -> nn.Module:
+        """A module that answers for one task's queries: ``x [N, ...]`` to probabilities, or to mean and deviation.
+
+        ``episodes`` hold the support; ``embedded`` says that it, and what the module is asked, are features already.
+        """
+        return Solving(self, episodes, embedded=embedded)

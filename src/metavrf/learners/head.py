@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from metavrf.episodes import Episodes
 from metavrf.kernels import ridge
+from metavrf.learners.adapted import Explicit
 from metavrf.learners.base import Prediction
 
 RIDGE_FLOOR = 1e-8  # λ runs to its lower bound on noise-free tasks; double precision carries this one
@@ -29,7 +30,9 @@ class RidgeHead(nn.Module):
         self.log_lambda = nn.Parameter(torch.tensor(math.log(lam)))
         self.log_gamma = nn.Parameter(torch.tensor(math.log(gamma)))
         self.beta = nn.Parameter(torch.zeros(()))
-        self.likelihood = GaussianLikelihood() if regression else CategoricalLikelihood()
+        self.likelihood: GaussianLikelihood | CategoricalLikelihood = (
+            GaussianLikelihood() if regression else CategoricalLikelihood()
+        )
 
     @property
     def lam(self) -> Tensor:
@@ -38,18 +41,50 @@ class RidgeHead(nn.Module):
 
     def forward(self, support: Tensor, query: Tensor, episodes: Episodes) -> Prediction:
         """Predict from features ``support [L, T, S, D]`` and ``query [L, T, Q, D]``."""
-        support, query = support.double(), query.double()
-        fitted = ridge.fit(support, episodes.support_targets.double(), self.lam.double())
-        return self.likelihood(self, fitted, query, episodes)
+        return self.likelihood(self, self.fit(support, episodes), query.double(), episodes)
+
+    def fit(self, support: Tensor, episodes: Episodes) -> ridge.Ridge:
+        """Solve for the support's targets in double precision."""
+        phi, targets = support.double(), episodes.support_targets.double()
+        if episodes.way is not None:
+            share = class_shares(episodes)
+            phi, targets = phi * share, targets * share
+        return ridge.fit(phi, targets, self.lam.double())
+
+    def explicit(self, support: Tensor, episodes: Episodes) -> Explicit:
+        """The head of one task, solved: features ``support [L, 1, S, D]``."""
+        fitted = self.fit(support, episodes)
+        weights = self.log_gamma.exp() * fitted.weights.squeeze(1)
+        beta = self.beta.double()
+        if isinstance(self.likelihood, CategoricalLikelihood):
+            return Explicit(weights, beta)
+        scale = self.likelihood.scale(fitted.energy, episodes).squeeze(1)
+        noise = (2 * self.likelihood.log_noise).exp().double().reshape(1, 1)
+        return Explicit(weights, beta, scale, noise, fitted.root.squeeze(1), dual=fitted.support is not None)
 
     def kernel(self, gram: Tensor, cross: Tensor, episodes: Episodes) -> Prediction:
         """Predict from kernels ``gram [L, T, S, S]`` of the support and ``cross [L, T, Q, S]``, k(x, x) = 1."""
-        fitted = ridge.fit_kernel(gram.double(), episodes.support_targets.double(), self.lam.double())
-        return self.likelihood(self, fitted, cross.double(), episodes)
+        gram, cross, targets = gram.double(), cross.double(), episodes.support_targets.double()
+        if episodes.way is not None:
+            share = class_shares(episodes)
+            gram, cross, targets = share * gram * share.mT, cross * share.mT, targets * share
+        return self.likelihood(self, ridge.fit_kernel(gram, targets, self.lam.double()), cross, episodes)
 
     def scaled(self, fit: Tensor) -> Tensor:
         """γ·fit + β."""
         return (self.log_gamma.exp() * fit + self.beta).float()
+
+
+def class_shares(episodes: Episodes) -> Tensor:
+    """√(n̄/n) of each support sample, n the shots of its class and n̄ their mean: ``[T, S, 1]``, 1 where shots are equal.
+
+    Ridge regression on rows scaled by it weighs every class alike, as in the tasks a model was trained on; otherwise a
+    class of few shots is predicted too seldom beside one of many.
+    """
+    members = episodes.support_targets.double()
+    shots = members.sum(1, keepdim=True)  # [T, 1, C]
+    mean = members.shape[1] / (shots > 0).sum(-1, keepdim=True)  # [T, 1, 1]
+    return (mean / (members @ shots.mT)).sqrt()
 
 
 class CategoricalLikelihood(nn.Module):
@@ -88,11 +123,14 @@ class GaussianLikelihood(nn.Module):
         """Mean and deviation of the mixture of L samples ``[L, T, Q, p]``, and the expected log likelihood."""
         fit, process = fitted.posterior(query, unit_norm=head.unit_norm)
         samples = head.scaled(fit)
-        weight = self.log_weight.exp()
-        energy = weight * (2 * self.log_scale).exp() + fitted.energy  # [L, T, p]
-        scale = (energy / (weight + episodes.support_y.shape[1])).unsqueeze(-2)
+        scale = self.scale(fitted.energy, episodes).unsqueeze(-2)
         variance = (scale * process.unsqueeze(-1) + (2 * self.log_noise).exp()).float()
         return of_normals(samples, variance, episodes)
+
+    def scale(self, energy: Tensor, episodes: Episodes) -> Tensor:
+        """s² of each task ``[L, T, p]``."""
+        weight = self.log_weight.exp()
+        return (weight * (2 * self.log_scale).exp() + energy) / (weight + episodes.support_y.shape[1])
 
 
 def of_normals(samples: Tensor, variance: Tensor, episodes: Episodes) -> Prediction:

@@ -9,6 +9,7 @@ Numbers in comments are the steps of ``docs/method.md``.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
 from typing import Any, Self
 
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 from metavrf.config import Config, MetaVRFSettings
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.kernels.random_features import Draws, draw_bases, fourier_features
+from metavrf.kernels.random_features import Draws, draw_bases, explicit_bases, explicit_features, fourier_features
+from metavrf.learners.adapted import Adapted
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import RidgeHead
 from metavrf.nn.inference import Context, Prior, TaskSummary, gaussian_kl
@@ -96,6 +98,7 @@ class KernelLearner(Learner):
         The more points, the closer their neighbours: were they much closer than a length scale, any smooth kernel
         would do, and the embedding would not learn the family's own.
         """
+        super().initialise(episodes)
         distance = self.settings.distance or max(2.0, 0.4 * episodes.shot)
         z = self.rescale(self.embedding(episodes.support_x))  # in training mode, so normalised by this batch
         apart = torch.cdist(z, z).sum() / (z.shape[0] * z.shape[1] * max(1, z.shape[1] - 1))
@@ -108,6 +111,46 @@ class KernelLearner(Learner):
         phi = fourier_features(z, mean, std, self.draws(generator))  # [L, T, S + Q, D]
         support, query = phi.split([episodes.support_x.shape[1], episodes.query_x.shape[1]], dim=2)
         return self.head(support, query, episodes)
+
+    @abstractmethod
+    def infer(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
+        """Steps 2 to 4 on rescaled features: μ and log σ² of each task's bases, ``[T, d]`` each."""
+
+    def origin(self, episodes: Episodes) -> Tensor | None:
+        """Where each task's features are measured from, ``[T, 1, d]``; None for zero."""
+        return None
+
+    def placed(self, episodes: Episodes) -> tuple[Episodes, Tensor | None]:
+        """Embedded tasks with features as the kernel takes them, and their origin."""
+        episodes = episodes.embedded(self.rescale)
+        origin = self.origin(episodes)
+        return (episodes if origin is None else episodes.embedded(lambda z: z - origin)), origin
+
+    @torch.no_grad()
+    def adapted(self, episodes: Episodes, *, embedded: bool = False) -> Adapted:
+        """The task's predictor in closed form: nothing is left to solve when it is asked."""
+        if episodes.tasks != 1 or self.statistics != "running":
+            raise UserError(
+                f"only one task under running statistics can be folded into a module, not {episodes.tasks} under those "
+                f"of the {self.statistics}"
+            )
+        episodes.check_finite()
+        with self.at_test_time():
+            task, origin = self.placed(episodes.looked_up() if embedded else self.embedded(episodes))
+            mean, log_variance = self.infer(task)
+            draws = self.draws(None)
+        length = self.log_length.exp()
+        omega = explicit_bases(mean[0] / length, torch.exp(0.5 * log_variance[0]) / length, draws)
+        phi = explicit_features(task.support_x[0] * length, omega, draws.phase)
+        return Adapted(
+            nn.Identity() if embedded else self.embedding,
+            omega,
+            draws.phase,
+            self.head.explicit(phi.unsqueeze(1), task),
+            self.temperature,
+            origin=None if origin is None else origin[0, 0] * length,
+            unit_features=self.settings.unit_features,
+        )
 
 
 class MetaVRF(KernelLearner):
@@ -140,11 +183,14 @@ class MetaVRF(KernelLearner):
         """With the settings of the model; ``generator`` draws ε and b."""
         return cls(embedding, embedding.features, config.model, targets=data.targets, generator=generator)
 
+    def infer(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
+        """q(ω|h), h the context of the task's summary."""
+        return self.posterior(self.context(self.summary(episodes)))
+
     def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
         """Solve embedded (1) tasks; in training mode they are a sequence, in evaluation independent of each other."""
-        episodes = episodes.embedded(self.rescale)
-        h = self.context(self.summary(episodes))  # 2, 3
-        mean, log_variance = self.posterior(h)  # 4: q(ω|h)
+        episodes, _ = self.placed(episodes)
+        mean, log_variance = self.infer(episodes)  # 2, 3, 4: q(ω|h)
         prediction = self.regress(episodes, mean, torch.exp(0.5 * log_variance), generator)  # 6, 7, 8
         if prediction.loss is None:
             return prediction

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from metavrf.config import Config
 from metavrf.episodes import Episodes
@@ -28,8 +29,13 @@ class RFF(KernelLearner):
         regression = data.targets is not None
         return cls(embedding, embedding.features, config.model, regression=regression, generator=generator)
 
+    def infer(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
+        """Standard bases, whatever the task."""
+        mean = episodes.support_x.new_zeros(episodes.tasks, self.features)
+        return mean, torch.zeros_like(mean)
+
     def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
         """Solve the tasks with the Gaussian kernel of unit bandwidth."""
-        episodes = episodes.embedded(self.rescale)
-        mean = episodes.support_x.new_zeros(episodes.tasks, self.features)
-        return self.regress(episodes, mean, torch.ones_like(mean), generator)
+        episodes, _ = self.placed(episodes)
+        mean, log_variance = self.infer(episodes)
+        return self.regress(episodes, mean, torch.exp(0.5 * log_variance), generator)

@@ -49,6 +49,10 @@ class EfficientNetLite0(nn.Module):
 
         Call it in ``torch.inference_mode``, some dozens of images at a time: each takes several MB on the way.
         """
+        return self.network(self.prepared(x))
+
+    def prepared(self, x: Tensor) -> Tensor:
+        """The images as the network takes them, ``[N, 3, resolution, resolution]``."""
         if x.ndim != 4 or x.shape[1] not in (1, 3) or not (x.dtype == torch.uint8 or x.is_floating_point()):
             raise UserError(
                 f"images of shape {list(x.shape)} in {x.dtype} must be [N, 3, H, W] or [N, 1, H, W], in uint8 or floats"
@@ -56,8 +60,7 @@ class EfficientNetLite0(nn.Module):
         pixels = x.float() if x.dtype == torch.uint8 else 255 * x.float()
         size = (self.resolution, self.resolution)
         pixels = F.interpolate(pixels, size=size, mode="bicubic", antialias=True).expand(-1, 3, -1, -1)
-        normalised = (pixels - PIXEL_MEAN) / PIXEL_DEVIATION
-        return self.network(normalised.contiguous(memory_format=torch.channels_last))
+        return ((pixels - PIXEL_MEAN) / PIXEL_DEVIATION).contiguous(memory_format=torch.channels_last)
 
 
 def load_efficientnet_lite0(resolution: int = 160) -> EfficientNetLite0:

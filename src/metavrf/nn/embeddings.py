@@ -52,6 +52,9 @@ class Embedding(nn.Module):
         layout = None if own is None else Own(x.shape[0], own)
         return self.network(images, layout).unflatten(0, x.shape[:2])
 
+    def initialise(self, x: Tensor) -> None:
+        """Set what is best set from data, ``x [T, N, ...]`` of training tasks, before the first step."""
+
     @abstractmethod
     def network(self, images: Tensor, own: Own | None) -> Tensor:
         """Features ``[N, d]`` of float images ``[N, channels, height, width]``."""
@@ -188,12 +191,27 @@ class _WideBlock(nn.Module):
 
 
 class Ready(Embedding):
-    """Features that are ready already: only centred and scaled, one by one, by statistics of the training classes."""
+    """Features that are ready already: centred and scaled, one by one, by statistics of the training classes.
 
-    def __init__(self, features: int) -> None:
+    ``project`` asks for a learned linear map to that many, if they are more, which starts at the principal axes: what
+    comes after it is that much smaller.
+    """
+
+    def __init__(self, features: int, project: int = 0) -> None:
         super().__init__()
-        self.shape = (features, 1, 1)
+        projected = 0 < project < features
+        self.shape = (project if projected else features, 1, 1)
         self.norm = Normalisation(features)
+        self.projection = nn.Linear(features, project, bias=False) if projected else nn.Identity()
+
+    @torch.no_grad()
+    def initialise(self, x: Tensor) -> None:
+        """Project onto the principal axes of normalised features; axes at random lose much (docs/images.md)."""
+        if isinstance(self.projection, nn.Linear):
+            samples = x.flatten(0, 1).double()
+            correlation = torch.corrcoef(samples.T).nan_to_num()  # a feature that never varies has none
+            axes = torch.linalg.eigh(correlation).eigenvectors  # in the order of their variance
+            self.projection.weight.copy_(axes[:, -self.features :].T)
 
     def forward(self, x: Tensor, own: int | None = None) -> Tensor:
         """Normalised features ``[T, N, d]`` of ``x [T, N, d]``."""
@@ -201,8 +219,8 @@ class Ready(Embedding):
         return self.network(x.flatten(0, 1), layout).unflatten(0, x.shape[:2])
 
     def network(self, images: Tensor, own: Own | None) -> Tensor:
-        """Normalise ``[N, d]``."""
-        return self.norm(images[..., None, None], own).flatten(1)
+        """Normalise and project ``[N, d]``."""
+        return self.projection(self.norm(images[..., None, None], own).flatten(1))
 
 
 def make_embedding(
@@ -215,7 +233,7 @@ def make_embedding(
     if regression:
         return MLP(FUNCTION_SIZES)
     if len(inputs) == 1:
-        return Ready(inputs[0])
+        return Ready(inputs[0], settings.project)
     convolutional: dict[str, Any] = {
         "channels": settings.channels,
         "dropout": settings.dropout,

@@ -11,6 +11,7 @@ from metavrf.nn.mlp import GaussianMLP
 
 SET_ENCODER_WIDTH = 128
 BASE_KERNEL_RIDGE = 1e-3
+LSTM_WEIGHTS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 
 
 class TaskSummary(nn.Module):
@@ -99,19 +100,25 @@ class Context(nn.Module):
 
     def _recur(self, lstm: nn.LSTM, summary: Tensor) -> Tensor:
         if not self.training:
-            state = (self._initial(self.hidden, len(summary)), self._initial(self.cell, len(summary)))
-            return lstm(summary.unsqueeze(0), state)[0].squeeze(0)
+            return self._step(lstm, summary)
         output, (hidden, cell) = lstm(summary.unsqueeze(1), (self._initial(self.hidden), self._initial(self.cell)))
         self.hidden, self.cell = hidden[:1].detach(), cell[:1].detach()  # the forward direction's
         return output.squeeze(1)
 
-    def _initial(self, state: Tensor, tasks: int = 1) -> Tensor:
+    def _step(self, lstm: nn.LSTM, summary: Tensor) -> Tensor:
+        """One step of each direction for every task: a sequence of one, at a third of a sequence's cost."""
+        zero = torch.zeros_like(summary)
+        states = {"": (self.hidden[0].expand_as(summary), self.cell[0].expand_as(summary)), "_reverse": (zero, zero)}
+        outputs = []
+        for direction in list(states)[: 1 + lstm.bidirectional]:
+            weights = [getattr(lstm, name + direction) for name in LSTM_WEIGHTS]
+            outputs.append(torch.lstm_cell(summary, states[direction], *weights)[0])
+        return torch.cat(outputs, dim=-1)
+
+    def _initial(self, state: Tensor) -> Tensor:
         """The carried state for the forward direction; the backward one starts from zero."""
-        state = state.expand(1, tasks, -1)
         assert self.lstm is not None
-        if self.lstm.bidirectional:
-            state = torch.cat([state, torch.zeros_like(state)])
-        return state.contiguous()
+        return torch.cat([state, torch.zeros_like(state)]) if self.lstm.bidirectional else state
 
 
 class Prior(nn.Module):

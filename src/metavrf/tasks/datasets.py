@@ -20,6 +20,14 @@ from metavrf.tasks.splits import Split, divide
 Divide = Callable[[Sequence[str], int], Split]
 
 
+def data_folders(data: str) -> list[Path]:
+    """Where data is looked for: in ``data``, METAVRF_DATA and the cache, in this order."""
+    if data and not Path(data).is_dir():
+        raise UserError(f"the data folder {data} does not exist")
+    named = [data, os.environ.get("METAVRF_DATA", "")]
+    return [Path(folder) for folder in named if folder] + [cache_folder() / "data"]
+
+
 @dataclass(frozen=True)
 class NamedSet:
     """A data set known by name."""
@@ -37,10 +45,7 @@ class NamedSet:
 
     def locate(self, data: str) -> dict[str, Path | None]:
         """Where each file is: in ``data``, METAVRF_DATA or the cache, in this order."""
-        if data and not Path(data).is_dir():
-            raise UserError(f"the data folder {data} does not exist")
-        named = [data, os.environ.get("METAVRF_DATA", "")]
-        folders = [Path(folder) for folder in named if folder] + [cache_folder() / "data"]
+        folders = data_folders(data)
         return {
             file: next((folder / file for folder in folders if (folder / file).is_file()), None) for file in self.files
         }

@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,25 +52,41 @@ class Preprocessing:
 
     def decode(self, source: bytes | Path, name: str) -> np.ndarray[Any, Any]:
         """One picture as uint8 ``[channels, size, size]``; ``name`` names it in errors."""
-        from PIL import Image, ImageOps
+        with open_picture(source, name, "RGB" if self.channels == 3 else "L", self.size) as picture:
+            return self.pixels(picture)
 
-        try:
-            with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as picture:
-                if picture.width * picture.height > MOST_PIXELS:
-                    raise UserError(
-                        f"{name} has {picture.width} x {picture.height} pixels, more than {MOST_PIXELS:,}: "
-                        "make it smaller or remove it"
-                    )
-                picture.draft("RGB" if self.channels == 3 else "L", (2 * self.size, 2 * self.size))
-                upright = ImageOps.exif_transpose(picture)
-                pixels = np.asarray(_resize(_flatten(upright, self.channels), self.size))
-        except UserError:
-            raise
-        except Exception as error:  # Pillow's readers raise errors of all kinds, struct.error among them
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise UserError(f"{name} is not a picture that can be read ({reason}): mend or remove it") from error
+    def pixels(self, picture: Image.Image) -> np.ndarray[Any, Any]:
+        """An open picture as uint8 ``[channels, size, size]``: upright, and cut to the square in its middle."""
+        from PIL import ImageOps
+
+        upright = ImageOps.exif_transpose(picture)
+        pixels = np.asarray(_resize(_flatten(upright, self.channels), self.size))
         pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
         return 255 - pixels if self.invert else pixels
+
+
+@contextmanager
+def open_picture(source: bytes | Path, name: str, mode: str, size: int) -> Iterator[Image.Image]:
+    """An encoded picture, opened; what goes wrong with it, while it is used too, is one sentence.
+
+    ``mode`` and ``size`` say what is wanted of it: a large JPEG is decoded at the least resolution above twice that.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                raise UserError(
+                    f"{name} has {picture.width} x {picture.height} pixels, more than {MOST_PIXELS:,}: "
+                    "make it smaller or remove it"
+                )
+            picture.draft(mode, (2 * size, 2 * size))
+            yield picture
+    except UserError:
+        raise
+    except Exception as error:  # Pillow's readers raise errors of all kinds, struct.error among them
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{name} is not a picture that can be read ({reason}): mend or remove it") from error
 
 
 def _flatten(picture: Image.Image, channels: int) -> Image.Image:
@@ -219,13 +235,7 @@ class FolderSource(Source):
         self.files: list[Path] = []
         self.labels = []
         for number, entry in enumerate(classes):
-            found = sorted(
-                file
-                for file in entry.rglob("*")
-                if file.suffix.lower() in ENDINGS
-                and not any(part.startswith(".") for part in file.relative_to(entry).parts)
-                and file.is_file()
-            )
+            found = _pictures_in(entry)
             if not found:
                 raise UserError(f"the class folder {entry} holds no pictures: add some, or remove it")
             self.files += found
@@ -243,6 +253,30 @@ class FolderSource(Source):
     def pictures(self) -> Iterator[tuple[bytes | Path, str]]:
         """The files, class by class."""
         return ((file, str(file)) for file in self.files)
+
+
+def _pictures_in(folder: Path) -> list[Path]:
+    """The picture files in a folder and the folders in it, but for hidden ones."""
+    return sorted(
+        file
+        for file in folder.rglob("*")
+        if file.suffix.lower() in ENDINGS
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+        and file.is_file()
+    )
+
+
+def picture_files(paths: Sequence[Path]) -> list[Path]:
+    """Files as they are named, and of folders the pictures in them."""
+    files: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path} does not exist")
+        found = _pictures_in(path) if path.is_dir() else [path]
+        if not found:
+            raise UserError(f"the folder {path} holds no pictures")
+        files += found
+    return files
 
 
 def read_bank(source: Source, how: Preprocessing, cache: Path, *, quiet: bool = False) -> tuple[Bank, str]:

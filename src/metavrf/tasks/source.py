@@ -17,7 +17,7 @@ from metavrf.errors import UserError
 from metavrf.run import read_tensors
 from metavrf.tasks.augment import AUGMENTATIONS
 from metavrf.tasks.bank import Bank
-from metavrf.tasks.datasets import NAMED_SETS
+from metavrf.tasks.datasets import NAMED_SETS, data_folders
 from metavrf.tasks.functions import families, family, is_family
 from metavrf.tasks.images import FolderSource, ParquetSource, Preprocessing, cache_folder, read_bank, rotated
 from metavrf.tasks.splits import PARTS, Split, divide
@@ -37,6 +37,10 @@ class Description:
     pretraining: str = ""
     """What the features were pre-trained on, if they were."""
     classes: Mapping[str, list[str]] = field(default_factory=dict)
+    embedder: str = ""
+    """What makes such features of pictures (:func:`metavrf.features.picture_features`), if it is a known network."""
+    pictures: str = ""
+    """The data set whose pictures the features are of, if they are features."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -46,6 +50,21 @@ class Description:
     def from_dict(cls, values: Mapping[str, Any]) -> Description:
         """What :meth:`to_dict` gave."""
         return cls(**{**values, "inputs": tuple(values["inputs"])})
+
+    def embed_command(self, task: str) -> str:
+        """The command that makes the feature file ``task``."""
+        network, _, resolution = self.embedder.partition("@")
+        by = f" --by {network} --resolution {resolution}" if network else ""
+        return f"metavrf embed {self.pictures or 'DATA'}{by} --out {Path(task).name}"
+
+    def check_same(self, trained: Description, task: str) -> None:
+        """Refuse to test on these what was ``trained`` on others: its test classes would not be new, or not alike."""
+        if dict(self.classes) != dict(trained.classes):
+            raise UserError(f"the classes of {task} are not those the run was split by: use the same data")
+        both_known = self.embedder and trained.embedder
+        if self.inputs != trained.inputs or (both_known and self.embedder != trained.embedder):
+            own, others = ((d.embedder, *d.inputs) for d in (self, trained))
+            raise UserError(f"{task} holds samples of another kind {own} than the run was trained on {others}")
 
 
 class Tasks(ABC):
@@ -70,6 +89,14 @@ class Tasks(ABC):
         """Tasks to validate or test on: ``part`` is "val" or "test", ``shape`` gives way, shot and query."""
 
 
+def training_shot(shape: EpisodeSettings, generator: torch.Generator) -> int:
+    """Support samples (a class) of a step's training tasks: as set, or drawn where the setting is a range."""
+    least = shape.train_shot or shape.shot
+    if not shape.most_shot:
+        return least
+    return int(torch.randint(least, shape.most_shot + 1, (), generator=generator))
+
+
 class FunctionTasks(Tasks):
     """Regression tasks of a family of functions."""
 
@@ -79,7 +106,7 @@ class FunctionTasks(Tasks):
 
     def training(self, shape: EpisodeSettings, generator: torch.Generator) -> Episodes:
         """Points drawn at random."""
-        return self.family.sample(shape.batch, shape.shot, shape.query, generator)
+        return self.family.sample(shape.batch, training_shot(shape, generator), shape.query, generator)
 
     def held_out(
         self,
@@ -117,7 +144,7 @@ class ClassTasks(Tasks):
 
     def training(self, shape: EpisodeSettings, generator: torch.Generator) -> Episodes:
         """Tasks on the training classes, augmented where asked for."""
-        way, shot = shape.train_way or shape.way, shape.train_shot or shape.shot
+        way, shot = shape.train_way or shape.way, training_shot(shape, generator)
         way = min(way, len(self.banks["train"].names)) if shape.train_way else way
         episodes = self.banks["train"].sample(shape.batch, way, shot, shape.query, generator)
         if self.augment == "none":
@@ -139,22 +166,36 @@ class ClassTasks(Tasks):
         return self.banks[part].sample(tasks, shape.way, shape.shot, query, generator, within_group=within_group)
 
 
-def open_tasks(task: str, settings: DataSettings, *, quiet: bool = False) -> Tasks:
-    """The tasks of that name: a family of functions, a named data set, a Parquet file, a folder, a feature file."""
+def open_tasks(
+    task: str, settings: DataSettings, *, quiet: bool = False, trained_on: Description | None = None
+) -> Tasks:
+    """The tasks of that name: a family of functions, a named data set, a Parquet file, a folder, a feature file.
+
+    ``trained_on`` is what a run says of its tasks; other tasks are refused.
+    """
     if is_family(task):
         return FunctionTasks(task)
     if task in NAMED_SETS:
-        return _named(task, settings, quiet=quiet)
-    path = Path(task)
-    if path.suffix == ".safetensors" and path.is_file():
-        return _features(path)
+        tasks = _named(task, settings, quiet=quiet)
+    elif Path(task).suffix == ".safetensors":
+        tasks = _features(_feature_file(task, settings.data, trained_on))
+    else:
+        tasks = _at(Path(task), settings, quiet=quiet)
+    if trained_on is not None:
+        tasks.description.check_same(trained_on, task)
+    return tasks
+
+
+def _at(path: Path, settings: DataSettings, *, quiet: bool) -> ClassTasks:
+    """Pictures of one's own at a path."""
     if path.exists():
         return _own(path, settings, quiet=quiet)
-    if "/" in task or path.suffix:
-        raise UserError(f"{task} does not exist: give a Parquet file, a folder or a feature file that is there")
+    if path.name != str(path) or path.suffix:
+        raise UserError(f"{path} does not exist: give a Parquet file, a folder or a feature file that is there")
     names = ", ".join([*families(), *NAMED_SETS])
     raise UserError(
-        f"task {task!r} is unknown: choose from {names}, or give a path, or the file that registers it with --plugin"
+        f"task {str(path)!r} is unknown: choose from {names}, or give a path, "
+        "or the file that registers it with --plugin"
     )
 
 
@@ -170,9 +211,16 @@ def _named(task: str, settings: DataSettings, *, quiet: bool) -> ClassTasks:
     return ClassTasks(bank, split, description, augment=settings.augment, rotate=rotate)
 
 
+def preprocessing(task: str, settings: DataSettings) -> Preprocessing:
+    """What becomes of the pictures of a named data set, or of a path."""
+    if task in NAMED_SETS:
+        return NAMED_SETS[task].preprocessing
+    return Preprocessing(settings.image_size, 1 if settings.grey else 3)
+
+
 def _own(path: Path, settings: DataSettings, *, quiet: bool) -> ClassTasks:
     """Pictures of one's own: a Parquet file, a folder of class folders, or either in parts train, val, test."""
-    how = Preprocessing(settings.image_size, 1 if settings.grey else 3)
+    how = preprocessing(str(path), settings)
     parts = _parts(path)
     banks = {
         part: read_bank(
@@ -240,6 +288,19 @@ def _random_split(bank: Bank, seed: int, where: str) -> Split:
             f"{where} has {classes} classes: training needs at least 6, two each to train, validate and test on"
         )
     return divide(bank.names, (classes - 2 * held, held, held), seed)
+
+
+def _feature_file(task: str, data: str, trained_on: Description | None) -> Path:
+    """Where a feature file is: ``data`` itself, or of the task's name in the data folders, or where the task says."""
+    if Path(data).suffix == ".safetensors" and Path(data).is_file():
+        return Path(data)
+    places = [folder / Path(task).name for folder in data_folders(data)]
+    places.insert(1 if data else 0, Path(task))
+    found = next((place for place in places if place.is_file()), None)
+    if found is not None:
+        return found
+    command = (trained_on or Description()).embed_command(task)
+    raise UserError(f"the feature file {task} is not there: make it with '{command}', or say where it is with --data")
 
 
 def _features(path: Path) -> ClassTasks:

@@ -1,0 +1,394 @@
+"""scikit-learn estimators: ``fit`` conditions on a support set in one forward pass, no gradient step is taken.
+
+>>> from metavrf import MetaVRFClassifier
+>>> glyphs = MetaVRFClassifier.from_pretrained("omniglot")      # pictures of drawn characters
+>>> glyphs.fit(["a1.png", "b1.png"], ["a", "b"])                # doctest: +SKIP
+>>> glyphs.partial_fit(["c1.png"], ["c"])                       # doctest: +SKIP
+
+Without a model they are kernel ridge regression on feature vectors, whose kernel and penalty the samples choose.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from metavrf import evaluation
+from metavrf.api import PathLike
+from metavrf.episodes import Episodes
+from metavrf.errors import UserError
+from metavrf.evaluation import LeaveOneOut
+from metavrf.learners.base import Learner
+from metavrf.learners.untrained import BASES, Untrained
+from metavrf.pretrained import Pretrained, are_pictures, pretrained
+from metavrf.randomness import stream
+from metavrf.run import read_tensors, write_atomically, write_json, write_tensors
+
+ESTIMATOR_FILE, SUPPORT_FILE = "estimator.json", "support.safetensors"
+
+
+class _FewShot(BaseEstimator):  # type: ignore[misc]
+    """What the classifier and the regressor share: features, the support set, conditioning, saving.
+
+    Attributes after ``fit``:
+        support_x_: ``[S, d]`` features of the support samples; ``partial_fit`` adds to them.
+        support_y_: their labels or targets.
+        pretrained_: the model with all it must be given, or None.
+        learner_: its learner, or one that needs no training.
+        predictor_: the learner adapted to the support.
+    """
+
+    kind: ClassVar[str]
+    support_x_: Tensor
+    support_y_: NDArray[Any]
+    pretrained_: Pretrained | None
+    learner_: Learner
+    predictor_: nn.Module
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        bases: int | None = None,
+        ridge: float | None = None,
+        random_state: Any = 0,
+    ) -> None:
+        self.model = model
+        self.bases = bases
+        self.ridge = ridge
+        self.random_state = random_state
+
+    @classmethod
+    def from_pretrained(cls, model: PathLike, **parameters: Any) -> Self:
+        """An estimator on a model that comes with the package, by its name, or on a run's directory."""
+        estimator = cls(model=model, **parameters)
+        estimator._pretrained()  # say at once what is wrong with it
+        return estimator
+
+    def fit(self, X: Any, y: ArrayLike) -> Self:
+        """Take these samples as the support set.
+
+        Args:
+            X: pictures, as paths, Pillow images or arrays ``[N, height, width]`` or ``[N, height, width, 3]`` as of a
+                picture file; or features ``[N, d]``.
+            y: labels of any kind, or real targets ``[N]`` or ``[N, p]``.
+        """
+        return self._learn(X, y, afresh=True)
+
+    def save(self, folder: PathLike) -> Path:
+        """Write the fitted estimator, with its model, to a folder: safetensors and JSON."""
+        check_is_fitted(self, "predictor_")
+        path = Path(folder)
+        if (path / "config.toml").exists() and not (path / ESTIMATOR_FILE).exists():
+            raise UserError(f"{path} holds a run: choose another folder")
+        if self.random_state is not None and not isinstance(self.random_state, int | np.integer):
+            raise UserError("only an estimator with a number, or None, as its random_state can be saved")
+        trained = self.pretrained_
+        copied = {}  # the folder is a run of its own: it does not depend on what the model's name means later
+        if trained is not None:
+            run = trained.run
+            if not run.model_file.exists():
+                raise UserError(f"the model of {run.path} is gone: save the estimator while it is there")
+            files = (run.config_file, run.data_file, run.model_file)
+            copied = {file.name: file.read_bytes() for file in files if file.exists()}
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the folder {path}: {error.strerror}") from error
+        for name, data in copied.items():
+            write_atomically(path / name, data)
+        tensors = {"support_x": self.support_x_, "support_y": self._numbers()}
+        if trained is None:
+            tensors["epsilon"] = self.learner_.state_dict()["epsilon"]
+        write_tensors(path / SUPPORT_FILE, tensors, {})
+        write_json(path / ESTIMATOR_FILE, self._saved(pretrained=trained is not None))
+        return path
+
+    @classmethod
+    def load(cls, folder: PathLike) -> Self:
+        """What :meth:`save` wrote."""
+        path = Path(folder)
+        values = _read(path)
+        if values["kind"] != cls.kind:
+            raise UserError(f"{path} is a {values['kind']}, not a {cls.kind}")
+        tensors, _ = read_tensors(path / SUPPORT_FILE)
+        try:
+            estimator = cls(path if values["pretrained"] else None, **values["parameters"])
+            for name, value in values["fitted"].items():
+                setattr(estimator, name, np.array(value, dtype=object) if isinstance(value, list) else value)
+            estimator.support_x_ = tensors["support_x"]
+            estimator._restore(tensors["support_y"], values)
+            estimator.pretrained_ = estimator._pretrained()
+            estimator.learner_ = estimator._learner(estimator.support_x_.shape[1])
+            if estimator.pretrained_ is None:
+                estimator.learner_ = copy.deepcopy(estimator.learner_)  # it may serve others
+                estimator.learner_.load_state_dict({"epsilon": tensors["epsilon"]}, strict=False)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise UserError(f"{path} is damaged: {ESTIMATOR_FILE} and {SUPPORT_FILE} do not fit ({error})") from error
+        estimator._condition()
+        return estimator
+
+    def _learn(self, X: Any, y: ArrayLike, *, afresh: bool) -> Self:
+        self.__dict__.pop("leave_one_out_", None)
+        if afresh:
+            self.pretrained_ = self._pretrained()
+        features, targets = self._samples(X, y, reset=afresh)
+        if afresh:
+            self.learner_ = self._learner(features.shape[1])
+        else:
+            if targets.dtype.kind != self.support_y_.dtype.kind or targets.shape[1:] != self.support_y_.shape[1:]:
+                raise UserError(
+                    f"y is {targets.dtype} {targets.shape[1:]}, but the support's is {self.support_y_.dtype} "
+                    f"{self.support_y_.shape[1:]}: give the same kind"
+                )
+            features = torch.cat([self.support_x_, features])
+            targets = np.concatenate([self.support_y_, targets])
+        self.support_x_, self.support_y_ = features, targets
+        self._condition()
+        return self
+
+    def _learner(self, columns: int) -> Learner:
+        """The model's, or one for features of that many columns."""
+        if self.pretrained_ is not None:
+            return self.pretrained_.learner
+        bases = BASES if self.bases is None else self.bases
+        return _untrained(columns, self.kind, bases, self.ridge, self._seed())
+
+    def _condition(self) -> None:
+        self.predictor_ = self.learner_.adapted(self._support(), embedded=True)
+
+    def _support(self) -> Episodes:
+        raise NotImplementedError
+
+    def _numbers(self) -> Tensor:
+        """The support's targets as a tensor to save."""
+        return self._support().support_y[0]
+
+    def _saved(self, *, pretrained: bool) -> dict[str, Any]:
+        """What stands in the JSON file."""
+        names = ("n_features_in_", "feature_names_in_")
+        fitted = {name: np.asarray(getattr(self, name)).tolist() for name in names if hasattr(self, name)}
+        return {
+            "kind": self.kind,
+            "pretrained": pretrained,
+            "parameters": {
+                "bases": self.bases,
+                "ridge": self.ridge,
+                "random_state": None if self.random_state is None else int(self.random_state),
+            },
+            "fitted": fitted,
+        }
+
+    def _restore(self, numbers: Tensor, values: dict[str, Any]) -> None:
+        """Set ``support_y_``, and what else was in the JSON file."""
+        raise NotImplementedError
+
+    def _seed(self) -> int:
+        if isinstance(self.random_state, int | np.integer):
+            return int(self.random_state)
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _pretrained(self) -> Pretrained | None:
+        """The model, if there is one."""
+        if self.model is None:
+            return None
+        if self.ridge is not None:
+            raise UserError("ridge is for estimators without a model: a model has learned its own")
+        trained = pretrained(self.model, self.bases, None if self.bases is None else self._seed())
+        regression = trained.description.targets is not None
+        if regression != (self.kind == "regressor"):
+            fitting = "MetaVRFRegressor" if regression else "MetaVRFClassifier"
+            raise UserError(f"{trained.name} was trained for {fitting}, not for {type(self).__name__}")
+        return trained
+
+    def _samples(self, X: Any, y: ArrayLike, *, reset: bool) -> tuple[Tensor, NDArray[Any]]:
+        """Features and targets, checked."""
+        if self.pretrained_ is not None and are_pictures(X):
+            check_consistent_length(X, y)
+            targets = self._targets(y if self.kind == "regressor" else column_or_1d(y, warn=True))
+            return self._features(X, reset=reset), targets
+        numeric = self.kind == "regressor"
+        table, y = validate_data(self, X, y, reset=reset, dtype=np.float64, y_numeric=numeric, multi_output=numeric)
+        return self._of_table(table), self._targets(y)
+
+    def _targets(self, y: ArrayLike) -> NDArray[Any]:
+        raise NotImplementedError
+
+    def _features(self, X: Any, *, reset: bool = False) -> Tensor:
+        """Features ``[N, d]``."""
+        if self.pretrained_ is not None and are_pictures(X):
+            return self.pretrained_.of_pictures(X)
+        return self._of_table(validate_data(self, X, reset=reset, dtype=np.float64))
+
+    def _of_table(self, table: NDArray[Any]) -> Tensor:
+        return torch.tensor(table) if self.pretrained_ is None else self.pretrained_.of_table(table)
+
+    @torch.no_grad()
+    def _answers(self, X: Any) -> Any:
+        """What the predictor says of all samples, some at a time."""
+        check_is_fitted(self, "predictor_")
+        return [self.predictor_(chunk) for chunk in self._features(X).split(evaluation.SAMPLES_AT_ONCE)]
+
+
+@lru_cache(maxsize=8)
+def _untrained(columns: int, kind: str, bases: int, ridge: float | None, seed: int) -> Untrained:
+    """A learner that holds nothing of a task, so that one serves them all."""
+    regression = kind == "regressor"
+    return Untrained(columns, regression=regression, generator=stream(seed, "bases"), bases=bases, ridge=ridge)
+
+
+class MetaVRFClassifier(ClassifierMixin, _FewShot):  # type: ignore[misc]
+    """Few-shot classification: any number of classes, of equal or unequal shots, from a handful of samples.
+
+    Args:
+        model: a model that comes with the package ("omniglot" for drawings, "photos" for photographs) or a run's
+            directory. Without one, samples are feature vectors: they are standardised, the kernel is Gaussian with
+            their mean distance as its length, and leaving one out chooses the penalty and the scale of the logits.
+        bases: number of random features, if other than the model's own (or than 512, without one).
+        ridge: λ without a model; by default leaving one out chooses it.
+        random_state: seed of the bases.
+
+    >>> import numpy as np
+    >>> X = np.array([[0.0, 0.1], [0.1, 0.0], [2.0, 2.1], [2.1, 2.0]])
+    >>> MetaVRFClassifier().fit(X, ["low", "low", "high", "high"]).predict([[1.9, 1.9]]).item()
+    'high'
+    """
+
+    kind = "classifier"
+
+    def partial_fit(self, X: Any, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
+        """Add samples, of known classes or new ones; features of the others are kept, not computed again.
+
+        ``classes`` is there for scikit-learn's sake: a class is known once it has a sample.
+        """
+        return self._learn(X, y, afresh=not hasattr(self, "predictor_"))
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Calibrated probabilities ``[N, classes]``, in the order of ``classes_``."""
+        return torch.cat(self._answers(X)).double().numpy()
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The likeliest class of each sample."""
+        likeliest = self.predict_proba(X).argmax(1)
+        return self.classes_[likeliest]
+
+    def leave_one_out(self) -> LeaveOneOut:
+        """What to expect: the accuracy on each support sample given the others, and from which probability on to trust.
+
+        Kept as ``leave_one_out_`` and saved with the estimator.
+        """
+        check_is_fitted(self, "predictor_")
+        self.leave_one_out_ = evaluation.leave_one_out(self.learner_, self._support())
+        return self.leave_one_out_
+
+    def _targets(self, y: ArrayLike) -> NDArray[Any]:
+        labels = np.asarray(y)
+        if labels.dtype.kind not in "biuUS":  # what else could be no classes
+            check_classification_targets(labels)
+        return labels
+
+    def _support(self) -> Episodes:
+        self.classes_, numbers = np.unique(self.support_y_, return_inverse=True)
+        return Episodes.of_support(self.support_x_, torch.from_numpy(numbers), len(self.classes_))
+
+    def _saved(self, *, pretrained: bool) -> dict[str, Any]:
+        kept = getattr(self, "leave_one_out_", None)
+        own = {"classes": self.classes_.tolist(), "dtype": self.classes_.dtype.str}
+        return super()._saved(pretrained=pretrained) | own | {"leave_one_out": kept and asdict(kept)}
+
+    def _restore(self, numbers: Tensor, values: dict[str, Any]) -> None:
+        self.support_y_ = np.array(values["classes"], dtype=values["dtype"])[numbers.numpy()]
+        if values["leave_one_out"] is not None:
+            self.leave_one_out_ = LeaveOneOut(**values["leave_one_out"])
+
+
+class MetaVRFRegressor(RegressorMixin, _FewShot):  # type: ignore[misc]
+    """Few-shot regression with a predictive standard deviation.
+
+    Args:
+        model: a model that comes with the package ("sine") or a run's directory. Without one, samples are feature
+            vectors: features and targets are standardised, the kernel is Gaussian with the samples' mean distance as
+            its length, and leaving one out chooses the penalty and the width of the band.
+        bases: number of random features, if other than the model's own (or than 512, without one).
+        ridge: λ without a model; by default leaving one out chooses it.
+        random_state: seed of the bases.
+
+    >>> import numpy as np
+    >>> X = np.linspace(-3, 3, 12)[:, None]
+    >>> mean, std = MetaVRFRegressor().fit(X, np.sin(X[:, 0])).predict([[0.5]], return_std=True)
+    >>> bool(abs(mean[0] - np.sin(0.5)) < 0.05)
+    True
+    """
+
+    kind = "regressor"
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def partial_fit(self, X: Any, y: ArrayLike) -> Self:
+        """Add samples; features of the others are kept, not computed again."""
+        return self._learn(X, y, afresh=not hasattr(self, "predictor_"))
+
+    def predict(
+        self, X: Any, return_std: bool = False
+    ) -> NDArray[np.float64] | tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The mean of each sample's target, and with ``return_std`` its standard deviation, as y was given."""
+        answers = self._answers(X)
+        mean, std = (torch.cat(parts).double().numpy() for parts in zip(*answers, strict=True))
+        if self.support_y_.ndim == 1:
+            mean, std = mean[:, 0], std[:, 0]
+        return (mean, std) if return_std else mean
+
+    def _targets(self, y: ArrayLike) -> NDArray[Any]:
+        targets = check_array(y, ensure_2d=False, dtype=np.float64)
+        outputs = 1 if targets.ndim == 1 else targets.shape[1]
+        trained = self.pretrained_
+        if trained is not None and outputs != trained.description.targets:
+            raise UserError(f"y has {outputs} outputs, but {trained.name} was trained on {trained.description.targets}")
+        return targets
+
+    def _support(self) -> Episodes:
+        y = torch.tensor(self.support_y_.reshape(len(self.support_y_), -1), dtype=self.support_x_.dtype)
+        return Episodes.of_support(self.support_x_, y)
+
+    def _numbers(self) -> Tensor:
+        return torch.tensor(self.support_y_)
+
+    def _restore(self, numbers: Tensor, values: dict[str, Any]) -> None:
+        self.support_y_ = numbers.numpy()
+
+
+def load(folder: PathLike) -> MetaVRFClassifier | MetaVRFRegressor:
+    """The saved estimator of a folder, whichever it is."""
+    kinds = {cls.kind: cls for cls in (MetaVRFClassifier, MetaVRFRegressor)}
+    return kinds[_read(Path(folder))["kind"]].load(folder)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The JSON file of a saved estimator."""
+    file = path / ESTIMATOR_FILE
+    if not file.is_file():
+        raise UserError(f"{path} is not a fitted model: it has no {ESTIMATOR_FILE}; give the --out of a 'metavrf fit'")
+    try:
+        values = json.loads(file.read_text())
+        if values["kind"] not in ("classifier", "regressor"):
+            raise KeyError(values["kind"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} is damaged ({error}): fit the model again") from error
+    return dict(values)

@@ -1,0 +1,115 @@
+"""A learner that has seen its support set: a plain module from inputs to answers, with nothing left to solve."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from metavrf.episodes import Episodes
+from metavrf.kernels.random_features import explicit_features
+
+if TYPE_CHECKING:
+    from metavrf.learners.base import Learner
+
+Answer = Tensor | tuple[Tensor, Tensor]
+
+
+class Explicit(NamedTuple):
+    """One task's solved head as plain tensors: φᵀw + offset, and for regression its variance scale·v(x) + noise.
+
+    Attributes:
+        weights: ``[L, D, p]``, the primal weights with the output scale.
+        offset: ``[p]`` or one for all.
+        scale: ``[L, p]``, or None for classes.
+        noise: ``[L, p]`` or one for all.
+        root: ``[L, r, D]``: v(x) is ‖Rφ‖², or k(x, x) - ‖Rφ‖² where it is ``dual``.
+        dual: see ``root``.
+    """
+
+    weights: Tensor
+    offset: Tensor
+    scale: Tensor | None = None
+    noise: Tensor | None = None
+    root: Tensor | None = None
+    dual: bool = True
+
+
+class Adapted(nn.Module):
+    """Embedding, random features, one linear map, and the likelihood: a kernel learner conditioned on one task.
+
+    The bases ω = μ + σ ⊙ ε are one matrix, ridge's dual solution is folded into primal weights, and the length scale,
+    γ, β and the temperature are inside. It answers as ``Learner.predict`` does.
+    """
+
+    omega: Tensor
+    phase: Tensor | None
+    origin: Tensor | None
+    temperature: Tensor
+    weights: Tensor
+    offset: Tensor
+    scale: Tensor | None
+    noise: Tensor | None
+    root: Tensor | None
+
+    def __init__(
+        self,
+        embedding: nn.Module,
+        omega: Tensor,
+        phase: Tensor | None,
+        head: Explicit,
+        temperature: Tensor,
+        *,
+        origin: Tensor | None = None,
+        unit_features: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.unit_features = unit_features
+        self.dual = head.dual
+        tensors = {"omega": omega, "phase": phase, "origin": origin, "temperature": temperature}
+        tensors |= {"weights": head.weights, "offset": head.offset}
+        tensors |= {"scale": head.scale, "noise": head.noise, "root": head.root}
+        for name, tensor in tensors.items():
+            self.register_buffer(name, None if tensor is None else tensor.detach())
+
+    def forward(self, x: Tensor) -> Answer:
+        """Probabilities ``[N, C]`` of ``x [N, ...]``; in regression mean and standard deviation, ``[N, p]`` each."""
+        z = self.embedding(x.unsqueeze(0)).squeeze(0)
+        if self.unit_features:
+            z = F.normalize(z, dim=-1)
+        if self.origin is not None:
+            z = z - self.origin
+        phi = explicit_features(z, self.omega, self.phase).to(self.weights.dtype)  # [L, N, D]
+        samples = phi @ self.weights + self.offset  # [L, N, p]
+        if self.scale is None or self.root is None or self.noise is None:
+            if len(samples) == 1:
+                return (samples[0] / self.temperature).softmax(-1)
+            mean = samples.log_softmax(-1).logsumexp(0) - math.log(len(samples))
+            return (mean / self.temperature).softmax(-1)
+        process = (phi @ self.root.mT).square().sum(-1)
+        if self.dual:
+            process = (phi.square().sum(-1) - process).clamp_min(0)
+        variance = process.unsqueeze(-1) * self.scale.unsqueeze(-2) + self.noise.unsqueeze(-2)
+        if len(samples) == 1:
+            return samples[0], variance[0].sqrt()
+        return samples.mean(0), (variance.mean(0) + samples.var(0, correction=0)).sqrt()
+
+
+class Solving(nn.Module):
+    """Any learner beside a support set: solves the task anew at every call. Answers as :class:`Adapted`."""
+
+    def __init__(self, learner: Learner, support: Episodes, *, embedded: bool) -> None:
+        super().__init__()
+        self.learner, self.support, self.embedded = learner, support, embedded
+
+    def forward(self, x: Tensor) -> Answer:
+        """Probabilities ``[N, C]``; in regression mean and standard deviation, ``[N, p]`` each."""
+        prediction = self.learner.predict(self.support.asking(x.unsqueeze(0)), embedded=self.embedded)
+        if self.support.way is not None:
+            return prediction.mean[0].softmax(-1)
+        std = torch.zeros_like(prediction.mean) if prediction.std is None else prediction.std
+        return prediction.mean[0], std[0]
