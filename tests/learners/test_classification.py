@@ -150,9 +150,9 @@ def test_logits_are_kernel_ridge_regression_on_one_hot_targets(name: str, contex
         np.testing.assert_allclose(predicted[task], expected, rtol=1e-4, atol=1e-4)
 
 
-@each_learner
+@each_kernel_learner
 def test_a_class_whose_samples_are_given_twice_weighs_as_before(name: str, context: str) -> None:
-    learner, episodes = experienced(name, context), tasks()
+    learner, episodes = kernel_learner(name, context), tasks()
     once = learner.predict(episodes).mean
     rows = torch.tensor([0, 1, 0, 1, 2, 3, 4, 5, 6, 7])  # both of class 0 twice
     doubled = replace(episodes, support_x=episodes.support_x[:, rows], support_y=episodes.support_y[:, rows])
