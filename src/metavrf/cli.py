@@ -20,6 +20,7 @@ from metavrf.config import LEARNERS, PRESETS, TEST_EPISODES, TEST_SEED, Config, 
 from metavrf.errors import UserError
 from metavrf.memory import keep_freed_memory
 from metavrf.reports import check_picture, draw_figure, number, print_rows, print_table, report, row_dict
+from metavrf.serve.command import Serve
 
 
 @dataclass
@@ -403,6 +404,7 @@ def parse(arguments: Sequence[str]) -> Any:
         Annotated[Data, subcommand("data")],
         Annotated[Embed, subcommand("embed")],
         Annotated[Pack, subcommand("pack")],
+        Annotated[Serve, subcommand("serve")],
         Annotated[Demo, subcommand("demo")],
         Annotated[Study, subcommand("study")],
     )
