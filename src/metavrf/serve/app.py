@@ -15,6 +15,7 @@ from fastapi import Body, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.staticfiles import StaticFiles
 
 from metavrf.errors import UserError
@@ -225,6 +226,10 @@ def create_app(served: Served, hosts: Iterable[str] = ()) -> FastAPI:
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
         return _problem(422, _sentence(error))
+
+    @app.exception_handler(StarletteHTTPException)
+    async def refused(_: Request, error: StarletteHTTPException) -> JSONResponse:
+        return JSONResponse({"detail": f"{error.detail.rstrip('.')}."}, error.status_code, error.headers)
 
     @app.exception_handler(BusyError)
     async def busy(_: Request, __: BusyError) -> JSONResponse:

@@ -49,15 +49,15 @@ class Serve:
             raise UserError("the page needs the extra 'serve': pip install 'metavrf[serve]'") from error
         import torch
 
-        listener = listen(self.host, self.port)
-        torch.set_num_threads(1)  # for single drawings: more would only wait for each other
-        app = create_app(self.served(), self.allow_host)
-        address = f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{listener.getsockname()[1]}/"
-        print(f"metavrf: the page is at {address} (Ctrl-C ends it)", file=sys.stderr, flush=True)
-        if self.open:
-            open_browser(address)
-        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
-        uvicorn.Server(config).run(sockets=[listener])
+        with listen(self.host, self.port) as listener:
+            torch.set_num_threads(1)  # for single drawings: more would only wait for each other
+            app = create_app(self.served(), self.allow_host)
+            address = f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{listener.getsockname()[1]}/"
+            print(f"metavrf: the page is at {address} (Ctrl-C ends it)", file=sys.stderr, flush=True)
+            if self.open:
+                open_browser(address)
+            config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
+            uvicorn.Server(config).run(sockets=[listener])
 
     def served(self) -> Served:
         """The models, warmed up: the first request waits no longer than others."""

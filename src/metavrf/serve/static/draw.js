@@ -36,7 +36,7 @@ export function start(model, limits, notice) {
     extend: (strokes) => history.set({ strokes }, { quiet: true }),
     end: () => {
       history.keep();
-      announce();
+      speak();
     },
   });
 
@@ -53,6 +53,8 @@ export function start(model, limits, notice) {
     $("draw-clear").disabled = !strokes.length;
     $("draw-reset").disabled = !strokes.length && !classes.length;
     $("draw-hint").textContent = hint(strokes, classes);
+    $("steps").hidden = classes.length > 0;
+    $("pad-empty").hidden = strokes.length > 0;
     buttons();
     if (sameSamples(classes, before?.classes)) task.refresh();
     else task.changed();
@@ -65,8 +67,8 @@ export function start(model, limits, notice) {
   }
 
   function hint(strokes, classes) {
-    if (!classes.length) return "Draw a character of your own on the pad, then start a class with it.";
-    if (classes.length === 1) return "Now draw a different character, and start a second class with it.";
+    if (!classes.length) return "None yet. Letters, runes, doodles: anything drawn with a few strokes will do.";
+    if (classes.length === 1) return "Now draw a different character and press New class again.";
     if (classes.some(({ samples }) => samples.length < 2)) {
       return "Just draw: the bars follow the pen. A second drawing for each class makes the answers surer.";
     }
@@ -81,7 +83,7 @@ export function start(model, limits, notice) {
     const letters = Array.from({ length: 26 }, (_, index) => String.fromCharCode(65 + index));
     const name = letters.find((letter) => !used.has(letter)) ?? `Class ${id}`;
     history.set({ strokes: [], classes: [...classes, { id, name, samples: [strokes] }] });
-    $("draw-answer").textContent = `Class ${name} has its first drawing.`;
+    $("draw-spoken").textContent = `Class ${name} has its first drawing.`;
   }
 
   function change(id, how) {
@@ -96,7 +98,7 @@ export function start(model, limits, notice) {
       classes: classes.map((one) => (one.id === id ? { ...one, samples: [...one.samples, strokes] } : one)),
     });
     const { name, samples } = history.state.classes.find((one) => one.id === id);
-    $("draw-answer").textContent = `Class ${name} has ${samples.length} drawings.`;
+    $("draw-spoken").textContent = `Class ${name} has ${samples.length} drawings.`;
   }
 
   function remove(id) {
@@ -161,25 +163,28 @@ export function start(model, limits, notice) {
       card.fill.style.transform = `scaleX(${share ?? 0})`;
       card.share.textContent = share === undefined ? "" : percent(share);
     }
-    if (!latest) {
-      if ($("draw-answer").querySelector("b")) $("draw-answer").textContent = "\u00a0";
-      return;
-    }
+    tell();
+    if (!latest) return;
     times.push(milliseconds);
     if (times.length > 50) times.shift();
     const median = times.toSorted((a, b) => a - b)[times.length >> 1];
     $("draw-time").textContent = ` A stroke is answered in ${median.toFixed(0)} ms (median of the last ${times.length}).`;
     document.documentElement.dataset.median = median.toFixed(1);
-    if (pad.pen === null && !pad.down) announce();
+    if (pad.pen === null && !pad.down) speak();
   }
 
-  /** Say the answer in words, once the pen is up: a screen reader should not hear every step. */
-  function announce() {
+  /** The answer in words. */
+  function tell() {
     const { strokes, classes } = history.state;
     const found = latest && strokes.length && classes.find(({ id }) => String(id) === latest.best);
-    if (!found) return;
-    $("draw-answer").replaceChildren("Most likely ", element("b", { textContent: found.name }),
-      `, ${percent(latest.probabilities[found.id])}`);
+    if (found) {
+      $("draw-answer").replaceChildren("Most likely ", element("b", { textContent: found.name }), `, ${percent(latest.probabilities[found.id])}`);
+    } else $("draw-answer").textContent = "\u00a0";
+  }
+
+  /** The same to a screen reader, once the pen is up: it should not hear every step. */
+  function speak() {
+    $("draw-spoken").textContent = $("draw-answer").textContent;
   }
 
   $("pad").addEventListener("keydown", (event) => {
@@ -196,10 +201,7 @@ export function start(model, limits, notice) {
     newClass();
     $("pad").focus();
   });
-  $("draw-clear").addEventListener("click", () => {
-    history.set({ strokes: [] });
-    $("draw-answer").textContent = "\u00a0";
-  });
+  $("draw-clear").addEventListener("click", () => history.set({ strokes: [] }));
   $("draw-reset").addEventListener("click", () => history.set(EMPTY));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     paint($("sees"), picture(history.state.strokes));

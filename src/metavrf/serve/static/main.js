@@ -43,7 +43,7 @@ function about(model, time) {
   const parts = [learner, model.context && `context ${model.context}`, `trained on ${model.task}`, model.split && `split ${model.split}`,
     model.steps && `${model.steps.toLocaleString("en")} steps`];
   const tests = model.tests.filter((test) => test.protocol === model.protocol).map((test) => {
-    const figure = test.metric === "accuracy" ? `${test.mean.toFixed(1)} ± ${test.ci95.toFixed(1)} %` : `${test.mean.toPrecision(2)} ± ${test.ci95.toPrecision(1)}`;
+    const figure = test.metric === "accuracy" ? `${test.mean.toFixed(2)} ± ${test.ci95.toFixed(2)} %` : `${test.mean.toPrecision(2)} ± ${test.ci95.toPrecision(1)}`;
     return `${figure} (${test.way ? `${test.way} classes, ` : ""}${test.shot} shot${test.shot > 1 ? "s" : ""})`;
   });
   const metric = { accuracy: "Accuracy", mse: "Mean squared error" }[model.tests[0]?.metric] ?? "Figure";
@@ -58,7 +58,7 @@ try {
   const { drawing, curve, limits } = await describe();
   if (drawing) {
     $("draw-model").append(...about(drawing, "draw-time"),
-      element("p", { textContent: "Nothing is trained here: the drawings condition the model in one pass. They stay on this machine: in this browser and in the server's memory." }));
+      element("p", { textContent: "Nothing is trained here: the drawings condition the model in one pass. They are kept in this browser, and in the server's memory for an hour after they were last used." }));
     startDraw(drawing, limits, noticeFor("draw"));
   }
   if (curve) {
