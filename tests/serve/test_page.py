@@ -17,6 +17,7 @@ CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
 
 sync_api = pytest.importorskip("playwright.sync_api")
+sync_api.expect.set_options(timeout=30_000)  # generous: the machine may be busy
 Page = Any
 Strokes = list[list[tuple[float, float]]]
 
@@ -322,6 +323,18 @@ def test_an_example_shows_the_curve_that_its_points_are_of(page: Page) -> None:
     sync_api.expect(page.locator("#plot .truth")).to_have_count(1)
 
 
+def test_a_tab_has_an_address_of_its_own_and_the_page_starts_at_its_top(phone: Page, server: Server) -> None:
+    assert phone.evaluate("scrollY") == 0
+    phone.goto(f"{server.url}#/curve")
+    phone.reload()
+    phone.wait_for_selector("html[data-ready]")
+    assert phone.is_visible("#curve")
+    assert phone.is_hidden("#draw")
+    assert phone.evaluate("scrollY") == 0
+    phone.locator("#tab-curve").press("ArrowLeft")
+    assert phone.is_visible("#draw")
+
+
 def test_the_page_names_its_models_and_their_protocol(page: Page) -> None:
     assert "Model omniglot: MetaVRF, context bilstm" in page.inner_text("#draw-model")
     assert "Protocol: inductive" in page.inner_text("#draw-model")
@@ -332,9 +345,10 @@ def test_the_page_names_its_models_and_their_protocol(page: Page) -> None:
 
 def test_a_server_that_is_gone_is_named_and_found_again(failing: Page) -> None:
     teach(failing, "tent", "wheel")
-    failing.route("**/api/predict", lambda route: route.abort(), times=1)
+    failing.route("**/api/predict", lambda route: route.abort())
     pen(failing, character("wheel", 0.03))
     sync_api.expect(failing.locator("#notice")).to_contain_text("does not answer")
+    failing.unroute("**/api/predict")
     expect_best(failing, "B")
     sync_api.expect(failing.locator("#notice")).to_be_hidden()
 

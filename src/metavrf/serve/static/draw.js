@@ -169,7 +169,6 @@ export function start(model, limits, notice) {
     if (times.length > 50) times.shift();
     const median = times.toSorted((a, b) => a - b)[times.length >> 1];
     $("draw-time").textContent = ` A stroke is answered in ${median.toFixed(0)} ms (median of the last ${times.length}).`;
-    document.documentElement.dataset.median = median.toFixed(1);
     if (pad.pen === null && !pad.down) speak();
   }
 

@@ -15,7 +15,7 @@ function choose(name, focus = false) {
     $(`tab-${tab}`).tabIndex = chosen ? 0 : -1;
     if (chosen && focus) $(`tab-${tab}`).focus();
   }
-  window.history.replaceState(null, "", `#${name}`);
+  window.history.replaceState(null, "", `#/${name}`); // no id of an element, to which the browser would scroll
 }
 
 for (const tab of TABS) {
@@ -25,7 +25,7 @@ for (const tab of TABS) {
     if (next) choose(TABS[(TABS.indexOf(tab) + next + TABS.length) % TABS.length], true);
   });
 }
-const wanted = () => choose(TABS.find((tab) => location.hash === `#${tab}`) ?? "draw");
+const wanted = () => choose(TABS.find((tab) => location.hash === `#/${tab}`) ?? "draw");
 window.addEventListener("hashchange", wanted);
 wanted();
 
