@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from metavrf.serve.app import Served
+    from servers import Server
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -24,3 +30,33 @@ def seeded_weights() -> Iterator[None]:
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(1)
+
+
+@pytest.fixture(scope="session")
+def curve_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two tiny runs on sine curves: MetaVRF and plain random features."""
+    import metavrf
+    from processes import TINY_OPTIONS
+
+    path = tmp_path_factory.mktemp("curves")
+    metavrf.train("sine", out=path / "small-sine", quiet=True, context="none", **TINY_OPTIONS)
+    metavrf.train("sine", out=path / "small-rff", quiet=True, learner="rff", **TINY_OPTIONS)
+    return path / "small-sine", path / "small-rff"
+
+
+@pytest.fixture(scope="session")
+def served(curve_runs: tuple[Path, Path]) -> Served:
+    """The shipped model for drawings, tiny ones for curves."""
+    from metavrf.serve.app import Served
+    from metavrf.serve.models import Curves, Drawings
+
+    return Served(Drawings("omniglot"), Curves(curve_runs[0], curve_runs[1:]))
+
+
+@pytest.fixture(scope="session")
+def server(served: Served) -> Iterator[Server]:
+    """A server that all tests of a process share."""
+    from servers import running
+
+    with running(served) as started:
+        yield started

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from metavrf.config import Config, preset
+from metavrf.config import FUNCTIONS, Config, preset
 from metavrf.errors import UserError
+from metavrf.tasks.functions import families
 
 
 def refused(**options: Any) -> str:
@@ -169,3 +171,15 @@ def test_tasks_of_classes_start_from_other_defaults_than_functions() -> None:
     assert preset("sine") == Config("sine")
     assert preset("photos/").embedding.embedding == "conv5"
     assert preset("my.parquet").data.augment == "crop-flip"
+
+
+def test_a_folder_with_the_name_of_a_family_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sine").mkdir()
+    (tmp_path / "photos").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert preset("sine").episode.shot == 5
+    assert preset("photos").episode.shot == 1
+
+
+def test_the_families_that_come_with_the_package_are_known_without_torch() -> None:
+    assert set(FUNCTIONS) <= set(families())

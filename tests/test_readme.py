@@ -1,11 +1,16 @@
 """The documentation's code runs as it stands."""
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from glyphs import encoded, glyph
+from servers import Server
 
 ROOT = Path(__file__).parent.parent
 
@@ -56,3 +61,34 @@ def test_the_sawtooth_of_the_guide_trains_and_evaluates(tmp_path: Path) -> None:
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
         assert "://" in target or ((ROOT / page).parent / target).exists(), target
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_requests_of_the_page_on_the_page_are_answered(server: Server, tmp_path: Path) -> None:
+    for name, number, drawer in (("a1", 0, 0), ("a2", 0, 1), ("b1", 1, 0), ("new", 0, 2)):
+        (tmp_path / f"{name}.png").write_bytes(encoded(glyph(number, drawer, 105)))
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/page.md").read_text(), flags=re.DOTALL)
+    script = "\necho\n".join(blocks).replace("http://127.0.0.1:8000/", server.url)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    drawing, curve = (json.loads(line) for line in done.stdout.splitlines())
+    assert drawing["answers"][0]["best"] == "A"
+    assert set(drawing["answers"][0]["probabilities"]) == {"A", "B"}
+    assert [len(fit["mean"]) for fit in curve["curves"]] == [3, 3]
+
+
+def test_the_limits_on_the_page_are_those_of_the_server(server: Server) -> None:
+    limits = server.get("/api/models").body["limits"]
+    section = (ROOT / "docs/page.md").read_text().partition("## Limits")[2].partition("## Security")[0]
+    assert f"{limits['classes']} classes, {limits['pictures']} pictures; {limits['points']} points" in section
+    assert f"{limits['pictures']} pictures, {limits['queries']:,} points" in section
+    assert f"| {limits['tasks']}, each for an hour" in section
+    assert limits["seconds"] == 3600
+    assert limits["bytes"] == 1_000_000

@@ -30,6 +30,7 @@ from metavrf.reports import (
     report,
     row_dict,
 )
+from metavrf.serve.command import Serve
 
 
 @dataclass
@@ -465,6 +466,7 @@ def parse(arguments: Sequence[str]) -> Any:
         Annotated[Fit, subcommand("fit")],
         Annotated[Predict, subcommand("predict")],
         Annotated[Export, subcommand("export")],
+        Annotated[Serve, subcommand("serve")],
         Annotated[Demo, subcommand("demo")],
         Annotated[Study, subcommand("study")],
     )

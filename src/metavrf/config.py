@@ -267,6 +267,7 @@ _GROUPS: dict[str, Any] = {
 }
 
 PRESETS = ("default", "paper")
+FUNCTIONS = ("sine", "sine-maml")
 
 # What the paper's text and tables say (see docs/method.md for where they contradict each other).
 _PAPER: dict[str, Any] = {
@@ -415,5 +416,5 @@ def preset(task: str, learner: str = "metavrf", name: str = "default") -> Config
 
 
 def is_of_classes(task: str) -> bool:
-    """Whether a task is classification: a named image set, or a path."""
-    return task in _IMAGE_SETS or "/" in task or "." in task or Path(task).exists()
+    """Whether a task is classification: a named image set, or a path; a family of functions goes before a folder."""
+    return task not in FUNCTIONS and (task in _IMAGE_SETS or "/" in task or "." in task or Path(task).exists())

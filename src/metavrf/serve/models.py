@@ -1,0 +1,194 @@
+"""The learners behind the page: drawings of a few classes, and curves through a few points."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from metavrf import api
+from metavrf.episodes import Episodes
+from metavrf.errors import UserError
+from metavrf.evaluation import BAND90
+from metavrf.run import SHIPPED, Run
+from metavrf.tasks.functions import family, is_family
+from metavrf.tasks.images import Preprocessing
+
+MOST_CLASSES = 50  # of a task
+MOST_PICTURES = 200  # of a task, or of a request to classify some
+MOST_POINTS = 100  # of a curve's task
+MOST_QUERIES = 1000  # points of a curve that are asked for at once
+MOST_PIXELS = 4_000_000  # of a picture that is sent, before it is decoded
+PNG = b"\x89PNG\r\n\x1a\n"
+
+Rows = list[list[int]]
+
+
+class ServedModel:
+    """A learner and what the page says of it."""
+
+    def __init__(self, run: api.PathLike) -> None:
+        opened = Run.open(run)
+        self.config = opened.config()
+        self.description = api.describe(opened)
+        self.learner = api.load(run)
+        self.about = _about(opened, self.config.learner, self.config.model.context) | {
+            "protocol": self.learner.protocol,
+            "split": self.description.split,
+        }
+
+    @property
+    def name(self) -> str:
+        """As the model's folder is called."""
+        return str(self.about["name"])
+
+
+def _about(run: Run, learner: str, context: str) -> dict[str, Any]:
+    """What is kept with the run: its result and, of a shipped model, the figures of its card."""
+    result = run.result() or {}
+    try:
+        tests = json.loads((run.path / "card.json").read_text())["tests"]
+    except (OSError, ValueError, KeyError):
+        tests = []
+    names = ("metric", "mean", "ci95", "way", "shot", "tasks", "protocol")
+    return {
+        "name": run.path.name,
+        "task": run.config().task,
+        "learner": learner,
+        "context": context if learner == "metavrf" else None,
+        "command": result.get("command"),
+        "steps": result.get("steps"),
+        "tests": [{name: test.get(name) for name in names} for test in tests],
+    }
+
+
+@dataclass
+class DrawingTask:
+    """A support set of drawings, embedded: names of the C classes, labels ``[S]``, features ``[S, d]``."""
+
+    names: list[str]
+    labels: Tensor
+    features: Tensor
+    known: dict[bytes, Tensor] = field(default_factory=dict)
+    """Features by the picture's bytes: a picture is embedded once in a task's life."""
+
+
+class Drawings(ServedModel):
+    """Few-shot classification of drawings."""
+
+    def __init__(self, run: api.PathLike) -> None:
+        super().__init__(run)
+        shape = self.description.inputs
+        if self.description.targets is not None or len(shape) != 3 or shape[0] != 1 or shape[1] != shape[2]:
+            raise UserError(f"{run} does not classify square grey pictures, which the page's drawings are")
+        self.size = shape[1]
+        self.preprocessing = Preprocessing(self.size, channels=1, invert=True)
+
+    def fit(self, classes: Mapping[str, Sequence[str | Rows]], before: DrawingTask | None = None) -> DrawingTask:
+        """A task with these classes; pictures that ``before`` knows are not embedded again."""
+        pictures = [
+            self.decode(picture, f"picture {number} of class {name!r}")
+            for name, given in classes.items()
+            for number, picture in enumerate(given, 1)
+        ]
+        known = {} if before is None else before.known
+        keys = [picture.tobytes() for picture in pictures]
+        new = {key: picture for key, picture in zip(keys, pictures, strict=True) if key not in known}
+        if new:
+            known = known | dict(zip(new, self.embed(list(new.values())), strict=True))
+        labels = [number for number, given in enumerate(classes.values()) for _ in given]
+        features = torch.stack([known[key] for key in keys])
+        return DrawingTask(list(classes), torch.tensor(labels), features, {key: known[key] for key in keys})
+
+    def predict(self, task: DrawingTask, pictures: Sequence[str | Rows]) -> Tensor:
+        """Probabilities ``[Q, C]``."""
+        query = self.embed([self.decode(p, f"picture {number}") for number, p in enumerate(pictures, 1)])
+        episodes = Episodes(task.features[None], task.labels[None], query[None], way=len(task.names))
+        return self.learner.predict(episodes, embedded=True).mean[0].exp()
+
+    @torch.inference_mode()
+    def embed(self, pictures: Sequence[NDArray[np.uint8]]) -> Tensor:
+        """Features ``[N, d]``."""
+        return self.learner.embedding(torch.from_numpy(np.stack(pictures))[None])[0]
+
+    def decode(self, picture: str | Rows, name: str) -> NDArray[np.uint8]:
+        """A picture ``[1, size, size]``, ink bright: a PNG in base64, dark ink on light paper, or rows as they are."""
+        if not isinstance(picture, str):
+            return self._rows(picture, name)
+        try:
+            data = base64.b64decode(picture, validate=True)
+        except (binascii.Error, ValueError):
+            raise UserError(f"{name} is not base64: send a PNG file in base64, or rows of numbers") from None
+        if data[:8] != PNG or len(data) < 24:
+            raise UserError(f"{name} is not a PNG file: pictures of other kinds are not read")
+        width, height = struct.unpack(">II", data[16:24])
+        if width * height > MOST_PIXELS:
+            raise UserError(f"{name} has {width} x {height} pixels, more than {MOST_PIXELS:,}: make it smaller")
+        return self.preprocessing.decode(data, name)
+
+    def _rows(self, rows: Rows, name: str) -> NDArray[np.uint8]:
+        if len(rows) != self.size or any(len(row) != self.size for row in rows):
+            raise UserError(f"{name} must have {self.size} rows of {self.size} numbers")
+        if not all(min(row) >= 0 and max(row) <= 255 for row in rows):
+            raise UserError(f"{name} must hold whole numbers from 0 (paper) to 255 (ink)")
+        return np.array([rows], np.uint8)
+
+
+@dataclass
+class CurveTask:
+    """Points of a curve."""
+
+    x: list[float]
+    y: list[float]
+
+
+@dataclass
+class Curve:
+    """One learner's fit: the mean and, where it gives one, the 90 % band."""
+
+    name: str
+    mean: list[float]
+    low: list[float] | None
+    high: list[float] | None
+
+
+class Curves:
+    """Few-shot regression by one learner, and by others beside it."""
+
+    def __init__(self, run: api.PathLike, beside: Sequence[api.PathLike] = ()) -> None:
+        self.models = [ServedModel(path) for path in (run, *beside)]
+        for path, model in zip((run, *beside), self.models, strict=True):
+            if model.description.targets != 1 or model.description.inputs != (1,):
+                raise UserError(f"{path} does not fit curves y(x): give a run on functions, such as sine")
+        tasks = {model.config.task for model in self.models}
+        if len(tasks) > 1:
+            raise UserError(f"curves of learners trained on different tasks cannot be compared: {', '.join(tasks)}")
+        task = self.models[0].config.task
+        self.domain = family(task).domain if is_family(task) else (-5.0, 5.0)
+
+    def predict(self, task: CurveTask, x: Sequence[float]) -> list[Curve]:
+        """The fits of all learners at ``x``."""
+        episodes = Episodes.of_task(task.x, task.y, x)
+        return [self._curve(model, episodes) for model in self.models]
+
+    def _curve(self, model: ServedModel, episodes: Episodes) -> Curve:
+        prediction = model.learner.predict(episodes)
+        mean = prediction.mean.flatten()
+        if prediction.std is None:
+            return Curve(model.name, mean.tolist(), None, None)
+        band = BAND90 * prediction.std.flatten()
+        return Curve(model.name, mean.tolist(), (mean - band).tolist(), (mean + band).tolist())
+
+
+def shipped(name: str) -> bool:
+    """Whether a model of that name comes with the package."""
+    return (SHIPPED / name / "config.toml").is_file()
