@@ -46,7 +46,7 @@ def test_the_quickstart_runs_from_top_to_bottom_and_its_model_is_as_good_as_it_s
 
 
 def test_the_sawtooth_of_the_guide_trains_and_evaluates(tmp_path: Path) -> None:
-    (code,) = code_blocks("docs/extending.md")
+    code = code_blocks("docs/extending.md")[0]
     (tmp_path / "sawtooth.py").write_text(code)
     tiny = ["--iterations", "20", "--validate-every", "20", "--validate-tasks", "10", "--bases", "64"]
     for arguments in (
