@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from metavrf import api
 from metavrf.episodes import Episodes
@@ -73,11 +73,11 @@ def _about(run: Run, learner: str, context: str) -> dict[str, Any]:
 
 @dataclass
 class DrawingTask:
-    """A support set of drawings, embedded: names of the C classes, labels ``[S]``, features ``[S, d]``."""
+    """A support set of drawings: names of the C classes, labels ``[S]``, and the learner adapted to them."""
 
     names: list[str]
     labels: Tensor
-    features: Tensor
+    predictor: nn.Module
     known: dict[bytes, Tensor] = field(default_factory=dict)
     """Features by the picture's bytes: a picture is embedded once in a task's life."""
 
@@ -105,17 +105,19 @@ class Drawings(ServedModel):
         new = {key: picture for key, picture in zip(keys, pictures, strict=True) if key not in known}
         if new:
             known = known | dict(zip(new, self.embed(list(new.values())), strict=True))
-        labels = [number for number, given in enumerate(classes.values()) for _ in given]
-        features = torch.stack([known[key] for key in keys])
-        return DrawingTask(list(classes), torch.tensor(labels), features, {key: known[key] for key in keys})
+        labels = torch.tensor([number for number, given in enumerate(classes.values()) for _ in given])
+        support = Episodes.of_support(torch.stack([known[key] for key in keys]), labels, len(classes))
+        predictor = self.learner.adapted(support, embedded=True)
+        return DrawingTask(list(classes), labels, predictor, {key: known[key] for key in keys})
 
     def predict(self, task: DrawingTask, pictures: Sequence[str | Rows]) -> Tensor:
         """Probabilities ``[Q, C]``."""
-        query = self.embed([self.decode(p, f"picture {number}") for number, p in enumerate(pictures, 1)])
-        episodes = Episodes(task.features[None], task.labels[None], query[None], way=len(task.names))
-        return self.learner.predict(episodes, embedded=True).mean[0].exp()
+        probabilities: Tensor = task.predictor(
+            self.embed([self.decode(p, f"picture {number}") for number, p in enumerate(pictures, 1)])
+        )
+        return probabilities.detach()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def embed(self, pictures: Sequence[NDArray[np.uint8]]) -> Tensor:
         """Features ``[N, d]``."""
         return self.learner.embedding(torch.from_numpy(np.stack(pictures))[None])[0]
