@@ -27,10 +27,8 @@ class Normalisation(nn.BatchNorm2d):
         if own is None:
             return super().forward(x)
         rows = x.permute(0, 2, 3, 1).reshape(own.tasks, -1, x.shape[1])  # [T, N·height·width, channels], no copy
-        samples = len(x) // own.tasks
-        seen = rows[:, : rows.shape[1] // samples * own.samples]
-        variance, mean = torch.var_mean(seen, 1, correction=0, keepdim=True)
-        scale = (variance + self.eps).rsqrt() * self.weight
-        return (
-            torch.addcmul(self.bias - mean * scale, rows, scale).view(x.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)
-        )
+        seen = rows.shape[1] // (len(x) // own.tasks) * own.samples
+        centred = rows - rows[:, :seen].mean(1, keepdim=True)
+        variance = centred[:, :seen].square().mean(1, keepdim=True)  # two passes: as exact as var_mean, and faster
+        normalised = torch.addcmul(self.bias, centred, (variance + self.eps).rsqrt() * self.weight)
+        return normalised.view(x.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)
