@@ -169,3 +169,9 @@ def test_tasks_of_classes_start_from_other_defaults_than_functions() -> None:
     assert preset("sine") == Config("sine")
     assert preset("photos/").embedding.embedding == "conv5"
     assert preset("my.parquet").data.augment == "crop-flip"
+
+
+def test_a_range_of_shots_must_not_end_before_it_starts() -> None:
+    preset("sine").with_options(shot=5, train_shot=2, most_shot=2).validate()
+    with pytest.raises(UserError, match="most_shot = 4 is less than the 5 shots to start from"):
+        preset("sine").with_options(shot=5, most_shot=4).validate()
