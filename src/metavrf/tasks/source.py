@@ -90,15 +90,11 @@ class Tasks(ABC):
 
 
 def training_shot(shape: EpisodeSettings, generator: torch.Generator) -> int:
-    """Support samples (a class) of a step's training tasks: as set, or drawn where the setting is a range.
-
-    They are log-uniform, 2 to 4 as often as 4 to 8: a sample more changes most where there are few.
-    """
+    """Support samples (a class) of a step's training tasks: as set, or drawn where the setting is a range."""
     least = shape.train_shot or shape.shot
     if not shape.most_shot:
         return least
-    drawn = torch.rand((), generator=generator, dtype=torch.float64).item()
-    return int(least * ((shape.most_shot + 1) / least) ** drawn)
+    return int(torch.randint(least, shape.most_shot + 1, (), generator=generator))
 
 
 class FunctionTasks(Tasks):
