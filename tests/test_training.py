@@ -60,7 +60,7 @@ def succeed(arguments: list[str], log: Path) -> None:
 @pytest.mark.parametrize("draw", ["resampled", "fixed"])
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_run_killed_twice_and_resumed_equals_one_never_interrupted(context: str, draw: str, tmp_path: Path) -> None:
-    options = ("--context", context, "--draw", draw, "--quiet")
+    options = ("--context", context, "--draw", draw, "--most-shot", "7", "--quiet")  # shots drawn at each step too
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     succeed(train_command(whole, *options), tmp_path / "log")
 

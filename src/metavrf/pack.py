@@ -115,7 +115,8 @@ def card_text(run: Run) -> str:
         "",
         *(_about_classes(config.task, data) if classes else _about_functions(config)),
         f"- Trained by: `{training['command']}` at commit {training['commit']}, {training['steps']} steps, "
-        f"{training['train_seconds'] / 60:.0f} minutes; the best model on validation tasks is kept",
+        f"{training['train_seconds'] / 60:.0f} minutes; "
+        f"the best model by validation {'classes' if classes else 'tasks'} is kept",
         f"- Tested by: `{card['provenance']['command']}` at commit {card['provenance']['commit']}",
         "- Weights in half precision, licence Apache-2.0; calibrated by one temperature fitted on validation classes"
         if classes

@@ -236,10 +236,11 @@ class Trainer:
         return self.tasks.training(self.config.episode, stream(self.config.training.seed, "train", step))
 
     def _first_tasks(self) -> Episodes:
-        """The tasks that scales are set from: the first step's, but of all shots the most, and many to find axes in."""
+        """The tasks that scales are set from: the first step's, but of middling shots, and many to find axes in."""
         shape = self.config.episode
         if shape.most_shot:
-            shape = replace(shape, train_shot=shape.most_shot, most_shot=0)
+            middle = ((shape.train_shot or shape.shot) + shape.most_shot) // 2
+            shape = replace(shape, train_shot=middle, most_shot=0)
         if self.config.embedding.project:
             shape = replace(shape, batch=max(shape.batch, TASKS_FOR_AXES))
         return self.tasks.training(shape, stream(self.config.training.seed, "train"))

@@ -194,3 +194,26 @@ def test_ready_features_are_centred_and_scaled_by_what_training_saw() -> None:
     torch.testing.assert_close(ready(z), trained, atol=0.05, rtol=0.05)
     own = ready(z, 30)
     torch.testing.assert_close(own.mean(1), torch.zeros(4, 7), atol=1e-5, rtol=0)
+
+
+def test_a_projection_starts_at_the_principal_axes(generator: torch.Generator) -> None:
+    coordinates = torch.randn(2, 100, 3, generator=generator)
+    x = 5 + coordinates @ torch.randn(3, 10, generator=generator)  # ten features, three of them worth keeping
+    ready, whole = Ready(10, project=3), Ready(10)
+    ready.initialise(x)
+    assert ready.features == 3
+    torch.testing.assert_close(ready(x) @ ready(x).mT, whole(x) @ whole(x).mT, rtol=1e-4, atol=1e-4)
+
+
+def test_a_feature_that_never_varies_does_not_spoil_the_axes(generator: torch.Generator) -> None:
+    x = torch.randn(1, 50, 6, generator=generator)
+    x[..., 2] = 4.0
+    ready = Ready(6, project=5)
+    ready.initialise(x)
+    assert ready(x).isfinite().all()
+    assert ready.state_dict()["projection.weight"][:, 2].abs().max() < 1e-6
+
+
+def test_few_features_are_not_projected() -> None:
+    assert make_embedding((10,), EmbeddingSettings(project=256), regression=False).features == 10
+    assert not list(Ready(10, project=10).projection.parameters())

@@ -13,6 +13,7 @@ from torch import Tensor
 from glyphs import encoded, glyph, name_of, refused, write_glyph_folder, write_glyph_table, write_table
 from metavrf.config import DataSettings, EpisodeSettings
 from metavrf.episodes import Episodes
+from metavrf.randomness import stream
 from metavrf.run import write_tensors
 from metavrf.tasks.bank import Bank
 from metavrf.tasks.source import ClassTasks, Description, open_tasks
@@ -162,6 +163,53 @@ def test_a_cut_feature_file_is_refused(keep: int, tmp_path: Path) -> None:
         open_tasks(str(path), SETTINGS)
 
 
+EMBEDDED = Description((3,), None, "given", "00", "ImageNet", SPLIT, "efficientnet-lite0@160", "cifar-fs")
+
+
+def test_a_feature_file_is_found_where_it_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def shades(task: str, data: object = "") -> float:
+        tasks = open_tasks(task, DataSettings(data=str(data)))
+        assert isinstance(tasks, ClassTasks)
+        return float(tasks.bank.inputs[0, 0])
+
+    for number, folder in enumerate(("here", "cache/data", "known", "given")):
+        (tmp_path / folder).mkdir(parents=True)
+        write_features(tmp_path / folder / "z.safetensors", inputs=torch.full((80, 3), float(number)))
+    assert shades("z.safetensors") == 1
+    monkeypatch.setenv("METAVRF_DATA", str(tmp_path / "known"))
+    assert shades("z.safetensors") == 2
+    assert shades("here/z.safetensors") == 0
+    assert shades("z.safetensors", tmp_path / "given") == 3
+    assert shades("here/z.safetensors", tmp_path / "given") == 3
+    assert shades("other.safetensors", tmp_path / "given" / "z.safetensors") == 3
+    with refused("no.safetensors", "metavrf embed DATA --out no.safetensors", "--data"):
+        shades("gone/no.safetensors")
+
+
+def test_a_run_says_how_to_make_the_features_it_needs(tmp_path: Path) -> None:
+    command = "metavrf embed cifar-fs --by efficientnet-lite0 --resolution 160 --out z.safetensors"
+    with refused(f"'{command}'", "--data"):
+        open_tasks("z.safetensors", SETTINGS, trained_on=EMBEDDED)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"classes": SPLIT | {"test": ["d"]}}, "not those the run was split by"),
+        ({"embedder": "efficientnet-lite0@224"}, "of another kind"),
+        ({"inputs": (4,)}, "of another kind"),
+    ],
+)
+def test_a_run_is_not_tested_on_other_features(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = write_features(tmp_path / "z.safetensors", description=EMBEDDED.to_dict())
+    open_tasks(str(path), SETTINGS, trained_on=EMBEDDED)
+    open_tasks(str(path), SETTINGS, trained_on=replace(EMBEDDED, embedder=""))  # not known: not refused
+    with refused(path, message):
+        open_tasks(str(path), SETTINGS, trained_on=replace(EMBEDDED, **changed))
+
+
 @pytest.mark.parametrize(
     ("task", "named"),
     [
@@ -182,6 +230,18 @@ def test_functions_are_tasks_of_regression(generator: torch.Generator) -> None:
     assert tasks.held_out("test", 9, EpisodeSettings(shot=4), generator).support_x.shape == (9, 4, 1)
     with refused("omniglot"):
         tasks.held_out("test", 9, EpisodeSettings(), generator, within_group=True)
+
+
+def test_a_range_of_shots_is_drawn_anew_each_step_and_by_the_steps_own_numbers(generator: torch.Generator) -> None:
+    functions, classes = open_tasks("sine", SETTINGS), shaded()
+    for tasks, shape, way in (
+        (functions, EpisodeSettings(shot=9, train_shot=2, most_shot=4, query=6, batch=3), 1),
+        (classes, replace(SHAPE, most_shot=4), SHAPE.train_way),
+    ):
+        drawn = [tasks.training(shape, stream(0, "train", step)).support_x for step in range(40)]
+        assert {x.shape[1] for x in drawn} == {2 * way, 3 * way, 4 * way}
+        assert torch.equal(drawn[7], tasks.training(shape, stream(0, "train", 7)).support_x)
+        assert tasks.held_out("val", 5, shape, generator).shot == shape.shot  # tests have the shots asked for
 
 
 def shaded() -> ClassTasks:
