@@ -1,6 +1,6 @@
 """Models on the Hugging Face hub, by an address such as ``hf://owner/name`` or ``hf://owner/name@revision``.
 
-A model there is the folder that :func:`metavrf.save_pretrained` writes. Nothing in it is code or a pickle.
+A model there is the folder that :func:`metavrf.save_pretrained` writes. Nothing in it is run as code.
 """
 
 from __future__ import annotations
