@@ -23,7 +23,7 @@ from metavrf.run import SHIPPED, Run, read_tensors, write_tensors
 from metavrf.tasks.images import ParquetSource
 from test_cli import printed_json, refused
 
-NAMES = ("omniglot", "photos", "sine")
+NAMES = ("omniglot", "photos", "sine", "sine-rff")
 TINY: dict[str, Any] = {
     "context": "none",
     "bases": 16,
@@ -46,7 +46,7 @@ def data_file(name: str) -> Path:
     return file
 
 
-def test_three_models_come_with_the_package() -> None:
+def test_three_models_and_a_baseline_come_with_the_package() -> None:
     assert sorted(folder.parent.name for folder in SHIPPED.glob("*/config.toml")) == sorted(NAMES)
 
 
@@ -79,10 +79,11 @@ def test_the_omniglot_model_does_what_its_card_says() -> None:
     assert again.ece == pytest.approx(said["ece"], abs=0.002)
 
 
-def test_the_sine_model_does_what_its_card_says_at_any_number_of_shots() -> None:
-    assert [said["shot"] for said in card("sine")] == [2, 3, 5, 10, 20]
-    for said in card("sine"):
-        again = metavrf.evaluate("sine", shot=said["shot"], tasks=said["tasks"])
+@pytest.mark.parametrize("name", ["sine", "sine-rff"])
+def test_a_model_of_curves_does_what_its_card_says_at_any_number_of_shots(name: str) -> None:
+    assert [said["shot"] for said in card(name)] == [2, 3, 5, 10, 20]
+    for said in card(name):
+        again = metavrf.evaluate(name, shot=said["shot"], tasks=said["tasks"])
         assert again.mean == pytest.approx(said["mean"], rel=0.03)
         assert again.nll == pytest.approx(said["nll"], abs=0.03)
         assert again.coverage90 == pytest.approx(said["coverage90"], abs=0.005)

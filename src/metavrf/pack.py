@@ -111,7 +111,8 @@ def card_text(run: Run) -> str:
         *(f"- {tag}" for tag in tags),
         "---",
         "",
-        f"# {data.pictures or config.task}: {config.learner}, context {config.model.context}",
+        f"# {data.pictures or config.task}: {config.learner}"
+        + (f", context {config.model.context}" if config.learner == "metavrf" else ""),
         "",
         *(_about_classes(config.task, data) if classes else _about_functions(config)),
         f"- Trained by: `{training['command']}` at commit {training['commit']}, {training['steps']} steps, "

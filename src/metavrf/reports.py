@@ -81,11 +81,16 @@ def _cells(row: Row, regression: bool, *, first: bool) -> dict[str, str]:
         "nll": number(result.nll),
         "in the 90 % band": f"{100 * (result.coverage90 or 0):.1f} %" if regression else "",
         "calibration error": "" if regression else number(result.ece),
+        "trained (CPU min)": "" if facts is None else _minutes(facts.train_cpu_seconds),
         "ms a task": "" if facts is None else f"{facts.adapt_ms:.3g}",
         "parameters": "" if facts is None else f"{facts.parameters:,}",
         "paper": "" if facts is None else facts.published,
         "protocol": result.protocol,
     }
+
+
+def _minutes(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds / 60:.1f}"
 
 
 def markdown_table(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
