@@ -38,7 +38,7 @@ def test_it_says_where_the_page_is_answers_there_and_ends_on_interrupt() -> None
         assert "<title>metavrf" in server.get("/").body
         assert server.get("/api/models").body["drawing"]["name"] == "omniglot"
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(60) in (0, 130)  # 0 where the tests were started with interrupts ignored
         assert "Traceback" not in process.stderr.read()
     finally:
         process.kill()
