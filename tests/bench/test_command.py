@@ -10,6 +10,7 @@ from metavrf.bench import accuracy
 from metavrf.bench.measure import SECTIONS
 from metavrf.bench.results import Results
 from metavrf.cli import main
+from metavrf.config import Config, preset
 from metavrf.plots import plot_curves
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -70,10 +71,9 @@ def test_learners_train_for_the_same_time_and_are_validated_as_it_passes(
     monkeypatch.setenv("METAVRF_CACHE", str(tmp_path))
     monkeypatch.setattr(accuracy, "VALIDATION_TASKS", 4)
     table = write_glyph_table(tmp_path / "glyphs.parquet", range(30), drawers=20, side=16)
-    usual = accuracy.preset
 
-    def tiny(task: str, learner: str) -> object:
-        return usual(task, learner).with_options(
+    def tiny(task: str, learner: str) -> Config:
+        return preset(task, learner).with_options(
             image_size=16, grey=True, channels=4, bases=16, batch=1, train_way=5, query=2, embedding="conv4", clip=1.0
         )
 

@@ -36,7 +36,8 @@ def worker(log: Path) -> Worker:
 
 
 def test_pieces_of_two_processes_take_turns_round_after_round(tmp_path: Path) -> None:
-    log, heard = tmp_path / "log", []
+    log = tmp_path / "log"
+    heard: list[int] = []
     with worker(log) as first, worker(log) as second:
         turns = [Turn("first", first, "a", calls=2), Turn("second", second, "b")]
         seconds = take_turns(turns, 3, heard.append)

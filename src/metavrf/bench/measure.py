@@ -36,7 +36,6 @@ CHUNKS = (
     "* In training, a chunk is normalised by its own images: another function than one batch, so it is shown and not "
     "used. All other levers compute the same."
 )
-SMALL_CALLS = 20  # of pieces that take milliseconds, in a row
 EVALUATIONS = 3
 MEMORY_STEPS = 3
 GB = 1e9
@@ -189,9 +188,9 @@ class Bench:
 
     def adaptation(self, workers: Mapping[str, Worker]) -> list[Section]:
         """One task on ready features."""
-        turns = [Turn("MetaVRF", workers[OURS], "adaptation", SMALL_CALLS)]
+        turns = [Turn("MetaVRF", workers[OURS], "adaptation", self.work.calls)]
         if find_spec("sklearn"):
-            turns.append(Turn("scikit-learn's KernelRidge", workers[OURS], "kernel ridge", SMALL_CALLS))
+            turns.append(Turn("scikit-learn's KernelRidge", workers[OURS], "kernel ridge", self.work.calls))
         else:
             self.skipped.append("scikit-learn's KernelRidge, for scikit-learn is not installed")
         seconds = self.turns("adaptation", turns)
@@ -207,7 +206,7 @@ class Bench:
         ours = workers[OURS]
         whole = {f"whole step, context {context}": f"sine {context}" for context in CONTEXTS}
         parts = {part: f"sine: {part}" for part in SINE_PARTS}
-        turns = [Turn(label, ours, piece, SMALL_CALLS) for label, piece in (whole | parts).items()]
+        turns = [Turn(label, ours, piece, self.work.calls) for label, piece in (whole | parts).items()]
         seconds = self.turns("sine", turns)
         work = self.work
         title = (

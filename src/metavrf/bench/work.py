@@ -41,6 +41,8 @@ class Work:
     """Pictures of a class."""
     episodes: int = 3000
     """Of an evaluation."""
+    peer_episodes: int = 20
+    """Of a peer's evaluation, which embeds every episode anew: the time of one is what is compared."""
     many_way: int = 20
     many_shot: int = 5
     """The larger tasks whose memory is measured."""
@@ -50,6 +52,8 @@ class Work:
     sine_tasks: int = 25
     sine_shot: int = 5
     sine_query: int = 15
+    calls: int = 20
+    """In a row, of pieces that take milliseconds."""
     real: bool = True
     """Evaluate on Omniglot itself where it is at hand."""
 
@@ -67,6 +71,7 @@ class Work:
             test_classes=8,
             samples=8,
             episodes=20,
+            peer_episodes=2,
             many_way=4,
             many_shot=2,
             ready=6,
@@ -74,6 +79,7 @@ class Work:
             sine_tasks=3,
             sine_shot=3,
             sine_query=4,
+            calls=2,
             real=False,
         )
 
