@@ -8,6 +8,7 @@ malloc. One that does not install or does not run is reported so, and left out.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -77,13 +78,12 @@ PEERS = (
         {},
     ),
     Peer(
-        "learn2learn",  # its sources are older than today's tools: it is built with those of its time
+        "learn2learn",  # older than today's tools: it is built with those of its time, its C code made anew by Cython
         (
             ("torch", "torchvision", "numpy", "scipy", "requests", "tqdm", "packaging", "cloudpickle", "gym-notices"),
-            ("--no-deps", "setuptools<66", "wheel<0.44", "cython<3"),
+            ("--no-deps", "setuptools<66", "wheel<0.44", "cython<3", "pip<23.3"),
             ("--no-deps", "--no-build-isolation", "gym==0.26.2"),
-            ("--no-deps", "--no-build-isolation", "qpth"),
-            ("--no-deps", "--no-build-isolation", "learn2learn==0.2.0"),
+            ("--no-deps", "--no-build-isolation", "--global-option", "build_ext", "learn2learn==0.2.0"),
         ),
         {"learn2learn, prototypical": "prototypical step", "learn2learn, MAML, 1 step": "maml step"},
         {"learn2learn, prototypical": "prototypical evaluation", "learn2learn, MAML, 1 step": "maml evaluation"},
@@ -93,7 +93,8 @@ PEERS = (
 
 
 def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = os.environ | {"CYTHON_FORCE_REGEN": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if "error" in line.lower()] or ["it said nothing"]
         raise UserError(f"{' '.join(command[:1])} failed: {said[-1].strip()}")
@@ -138,7 +139,7 @@ def measure(options: Options, peers: Sequence[Peer]) -> Results:
                 Turn(label("metavrf, prototypical"), worker, "prototypical step"),
                 Turn(label("metavrf, MAML, 1 step"), worker, "maml step"),
             ]
-            turns["evaluation"].append(Turn(label("metavrf, MetaVRF"), worker, "evaluation"))
+            turns["evaluation"].append(Turn(label("metavrf, MetaVRF"), worker, "evaluation", warm=False))
             turns["sine"].append(Turn(label("metavrf, MetaVRF, biLSTM"), worker, "sine bilstm", work.calls))
         for peer in peers:
             try:
@@ -161,6 +162,9 @@ def measure(options: Options, peers: Sequence[Peer]) -> Results:
                     for kind, members in turns.items()
                 }
         sections = [_section(kind, members, work, options.rounds) for kind, members in turns.items() if members]
+    versions = [str(machine_facts[peer.name]) for peer in peers if peer.name in machine_facts]
+    if versions:
+        sections[0].notes.append(f"Versions: {', '.join(versions)}.")
     return Results(sections, peer_aims(sections), machine_facts, skipped)
 
 

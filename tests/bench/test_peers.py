@@ -12,10 +12,13 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import measure as peers  # noqa: E402
 
+from metavrf.bench.results import Row, Section  # noqa: E402
+from metavrf.errors import UserError  # noqa: E402
+
 
 def test_a_peer_that_does_not_install_is_reported_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def install(self: peers.Peer, folder: Path) -> None:
-        raise peers.UserError("pip failed: no such package")
+        raise UserError("pip failed: no such package")
 
     monkeypatch.setattr(peers.Peer, "install", install)
     options = peers.Options(rounds=1, threads=1, environments=tmp_path, quick=True)
@@ -35,6 +38,6 @@ def test_every_peer_has_a_script_and_pieces() -> None:
 
 
 def test_the_aims_beside_peers_are_the_speed_of_metavrf_in_that_of_their_prototypical_networks() -> None:
-    rows = [peers.Row("metavrf, MetaVRF", [1.0]), peers.Row("easyfsl, prototypical", [1.8]), peers.Row("other", [9.0])]
-    (aim,) = peers.peer_aims([peers.Section("step", "", "ms", rows, "metavrf, MetaVRF")])
+    rows = [Row("metavrf, MetaVRF", [1.0]), Row("easyfsl, prototypical", [1.8]), Row("other", [9.0])]
+    (aim,) = peers.peer_aims([Section("step", "", "ms", rows, "metavrf, MetaVRF")])
     assert (aim.measured, aim.aim, aim.met) == (1.8, 1.5, True)

@@ -7,7 +7,7 @@ import pytest
 
 from glyphs import refused
 from metavrf.bench.measure import DEFAULT, EMBEDDING, OURS, STEP, aims, variables
-from metavrf.bench.results import Aim, Results, Row, Section, quartiles
+from metavrf.bench.results import Aim, Results, Row, Section, lead_aims, quartiles
 from metavrf.bench.work import Work
 from metavrf.memory import allocator_variables
 
@@ -78,6 +78,16 @@ def test_the_aims_are_those_of_what_was_measured() -> None:
     assert "best" in found[1].what
     evaluation = Section("evaluation", "", "s", [Row("ours", [10.0])])
     assert [aim.met for aim in aims([evaluation], Work())] == [True, True]  # 300 a second against 17
+
+
+def test_the_first_learner_is_to_lead_at_every_point() -> None:
+    def curve(*values: float) -> list[dict[str, float]]:
+        return [{"seconds": 30.0 * at, "step": at, "accuracy": value} for at, value in enumerate(values)]
+
+    found = lead_aims({"metavrf": curve(50, 60, 90), "maml": curve(20, 62, 70), "prototypical": curve(40, 60)})
+    assert [(aim.measured, aim.met) for aim in found] == [(-2, False), (0, True)]
+    (table,) = Results([], found).tables()
+    assert table[2][0][-1] == "missed by 2"
 
 
 def test_workers_differ_in_the_allocator_only(monkeypatch: pytest.MonkeyPatch) -> None:

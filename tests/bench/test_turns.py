@@ -39,14 +39,14 @@ def test_pieces_of_two_processes_take_turns_round_after_round(tmp_path: Path) ->
     log = tmp_path / "log"
     heard: list[int] = []
     with worker(log) as first, worker(log) as second:
-        turns = [Turn("first", first, "a", calls=2), Turn("second", second, "b")]
+        turns = [Turn("first", first, "a", calls=2), Turn("second", second, "b", warm=False)]
         seconds = take_turns(turns, 3, heard.append)
         one, two = f"{first.facts['who']} a", f"{second.facts['who']} b"
     assert heard == [1, 2, 3]
     assert {label: len(values) for label, values in seconds.items()} == {"first": 3, "second": 3}
     assert all(value > 0 for values in seconds.values() for value in values)
-    # Each is set up by a call and a warm one; then a turn is a call that is not counted and those that are.
-    assert log.read_text().splitlines() == [one] * 2 + [two] * 2 + ([one] * 3 + [two] * 2) * 3
+    # Each is set up by a call; then a turn is a call that is not counted, if asked for, and those that are.
+    assert log.read_text().splitlines() == [one, two] + ([one] * 3 + [two]) * 3
 
 
 def test_a_worker_says_how_much_memory_was_resident_at_most(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from metavrf.bench.measure import SECTIONS, Bench, SectionName
 from metavrf.bench.quoted import AUTHORS_ACCURACY
-from metavrf.bench.results import Results
+from metavrf.bench.results import Results, lead_aims
 from metavrf.bench.work import Work
 from metavrf.errors import UserError
 from metavrf.reports import check_picture, markdown_table, print_table, report
@@ -53,6 +53,8 @@ class Benchmark:
         check_picture(self.curves)
         if self.rounds < 1 or self.accuracy < 0 or self.every <= 0 or self.threads < 0:
             raise UserError("give at least one round, positive times, and threads that are not negative")
+        if self.accuracy and not self.learners:
+            raise UserError("--accuracy needs at least one of --learners")
         found = [Results.read(path) for path in self.show] or [self.measure()]
         values = found[0].to_dict() if len(found) == 1 else {"results": [results.to_dict() for results in found]}
         if self.json:
@@ -72,9 +74,14 @@ class Benchmark:
         results = Bench(work, self.rounds, self.threads, watch).run(self.only)
         if not self.accuracy:
             return results
+        import torch
+
         from metavrf.bench.accuracy import accuracy_curves
 
-        return replace(results, curves=accuracy_curves(self.learners, 60 * self.accuracy, self.every, watch))
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        curves = accuracy_curves(self.learners, 60 * self.accuracy, self.every, watch)
+        return replace(results, curves=curves, aims=[*results.aims, *lead_aims(curves)])
 
     def draw(self, found: Sequence[Results]) -> None:
         """The pictures that are asked for."""

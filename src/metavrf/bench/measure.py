@@ -168,7 +168,7 @@ class Bench:
     def evaluation(self, workers: Mapping[str, Worker]) -> list[Section]:
         """Thousands of episodes, by our evaluation."""
         labels = {"our allocator settings": OURS, "default allocator": DEFAULT}
-        turns = [Turn(label, workers[name], "evaluation") for label, name in labels.items()]
+        turns = [Turn(label, workers[name], "evaluation", warm=False) for label, name in labels.items()]
         seconds = self.turns("evaluation", turns, min(EVALUATIONS, self.rounds))
         work = self.work
         real = work.real and workers[OURS].facts["omniglot"]

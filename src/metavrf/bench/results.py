@@ -118,6 +118,8 @@ def _verdict(aim: Aim) -> str:
     """Met, or by how much it is not."""
     if aim.met:
         return "met"
+    if aim.aim == 0:
+        return f"missed by {abs(aim.measured):.3g}"
     missed = aim.aim / aim.measured if aim.at_least else aim.measured / aim.aim
     return f"missed by a factor of {missed:.2f}"
 
@@ -175,6 +177,15 @@ class Results:
         """What a reader must know beside the tables."""
         notes = [note for section in self.sections for note in section.notes]
         return [*notes, *(f"Not measured: {reason}" for reason in self.skipped)]
+
+
+def lead_aims(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Aim]:
+    """The first learner is to be ahead of each other at every point: its smallest lead."""
+    (_, first), *others = curves.items()
+    leads = {
+        name: min(a["accuracy"] - b["accuracy"] for a, b in zip(first, points, strict=False)) for name, points in others
+    }
+    return [Aim(f"smallest lead over {name}, points", lead, 0.0, at_least=True) for name, lead in leads.items()]
 
 
 def curves_table(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> tuple[str, list[str], list[list[str]]]:

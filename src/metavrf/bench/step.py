@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -69,7 +70,7 @@ def step_config(work: Work, learner: str = "metavrf", **options: Any) -> Config:
 def make_trainer(config: Config, tasks: Tasks) -> Trainer:
     """What ``metavrf train`` runs; it writes nothing, for only its steps are taken."""
     learner = build(config, tasks.description)
-    nowhere = Run(Path("nowhere"))
+    nowhere = Run(Path(os.devnull) / "run")
     return Trainer(config, nowhere, make_fabric(config.training), tasks, learner, stopped=[], quiet=True)
 
 

@@ -128,21 +128,26 @@ def peak_memory() -> int:
 
 @dataclass(frozen=True)
 class Turn:
-    """A piece that takes part in the rounds; of ``calls`` calls in a row, the median is its time in a round."""
+    """A piece that takes part in the rounds; of ``calls`` calls in a row, the median is its time in a round.
+
+    A call that is not counted comes before them, unless the piece is so long that nothing of it depends on that.
+    """
 
     label: str
     worker: Worker
     piece: str
     calls: int = 1
+    warm: bool = True
 
 
 def take_turns(turns: Sequence[Turn], rounds: int, watch: Callable[[int], None]) -> dict[str, list[float]]:
     """Seconds of each turn by its label, one figure a round; ``watch`` hears of every finished round."""
     seconds: dict[str, list[float]] = {turn.label: [] for turn in turns}
     for turn in turns:
-        turn.worker.turn(turn.piece)  # sets things up, and is thrown away
+        turn.worker.turn(turn.piece, warm=False)  # sets things up, and is thrown away
     for number in range(rounds):
         for turn in turns:
-            seconds[turn.label].append(statistics.median(turn.worker.turn(turn.piece, turn.calls)))
+            called = turn.worker.turn(turn.piece, turn.calls, warm=turn.warm)
+            seconds[turn.label].append(statistics.median(called))
         watch(number + 1)
     return seconds
