@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench clean
+OUT ?= bench
+
+.PHONY: demo test lint bench bench-peers clean
 
 demo: $(READY)
 	$(BIN)/metavrf demo
@@ -18,8 +20,13 @@ lint: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	$(BIN)/python benchmarks/sine_step.py
+	mkdir -p $(OUT)
+	$(BIN)/metavrf bench --save $(OUT)/bench.json --chart $(OUT)/bench.png
 	$(BIN)/python benchmarks/adapt.py
+
+bench-peers: $(READY)
+	mkdir -p $(OUT)
+	$(BIN)/python benchmarks/peers/measure.py --save $(OUT)/peers.json --chart $(OUT)/peers.png
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "metavrf needs Python 3.11 or newer: make PYTHON=...")'
@@ -28,4 +35,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) .venv-peers demo bench

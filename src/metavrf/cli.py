@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Union
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
 
+from metavrf.bench.command import Benchmark
 from metavrf.commands import Export, Fit, Predict
 from metavrf.config import PRESETS, TEST_SEED, Config, DataSettings, preset
 from metavrf.errors import UserError
@@ -469,6 +470,7 @@ def parse(arguments: Sequence[str]) -> Any:
         Annotated[Serve, subcommand("serve")],
         Annotated[Demo, subcommand("demo")],
         Annotated[Study, subcommand("study")],
+        Annotated[Benchmark, subcommand("bench")],
     )
     if arguments[:1] == ["train"] and len(arguments) > 1 and not arguments[1].startswith("-"):
         arguments = ["train", "--task", *arguments[1:]]  # the task may stand first, without the option's name

@@ -10,8 +10,12 @@ from __future__ import annotations
 import ctypes
 import os
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 _GIB = 1 << 30
+_SETTINGS = {  # by their variable: number in malloc.h, value
+    "MALLOC_MMAP_THRESHOLD_": (-3, _GIB),
+    "MALLOC_TRIM_THRESHOLD_": (-1, 2 * _GIB - 1),
+    "MALLOC_TOP_PAD_": (-2, _GIB // 4),
+}
 
 
 def keep_freed_memory() -> bool:
@@ -22,5 +26,9 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # not glibc
         return False
-    settings = ((_M_MMAP_THRESHOLD, _GIB), (_M_TRIM_THRESHOLD, 2 * _GIB - 1), (_M_TOP_PAD, _GIB // 4))
-    return sum(mallopt(name, value) for name, value in settings) == len(settings)
+    return sum(mallopt(*setting) for setting in _SETTINGS.values()) == len(_SETTINGS)
+
+
+def allocator_variables() -> dict[str, str]:
+    """The same settings as environment variables, for a program that does not make them itself."""
+    return {name: str(value) for name, (_, value) in _SETTINGS.items()}

@@ -1,4 +1,4 @@
-"""Pictures: the paper's regression figure, and a task of classes."""
+"""Pictures: the paper's regression figure, a task of classes, comparisons and measured times."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from io import BytesIO
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from metavrf.api import Row
+    from metavrf.bench.results import Section
     from metavrf.learners.base import Learner, Prediction
 
 # Okabe & Ito's colours, told apart by colour-blind readers; the dashes tell them apart in grey.
@@ -145,6 +148,72 @@ def plot_comparison(rows: Sequence[Row], path: str | os.PathLike[str], title: st
             axis.set_xscale("log")
         axis.grid(axis="x", alpha=0.25)
         figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+        figure.suptitle(title, fontsize=10)
+        return _write(figure, path)
+    finally:
+        plt.close(figure)
+
+
+def plot_times(sections: Sequence[Section], path: str | os.PathLike[str], title: str = "") -> Path:
+    """Draw what was measured: a bar a row, its median with quartiles; the row that others are set beside is darker."""
+    path = check_picture_name(path)
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    sizes = [len(section.rows) + 2 for section in sections]
+    figure, axes = plt.subplots(
+        len(sections),
+        1,
+        figsize=(8, 0.24 * sum(sizes) + 0.8),
+        height_ratios=sizes,
+        squeeze=False,
+        layout="constrained",
+    )
+    try:
+        for axis, section in zip(axes[:, 0], sections, strict=True):
+            low, median, high = np.transpose([row.quartiles for row in section.rows])
+            spread = [median - low, high - median]
+            colours = [STYLES[0 if row.name == section.reference else 4][0] for row in section.rows]
+            places = range(len(section.rows))
+            axis.barh(places, median, xerr=spread, color=colours, height=0.7, error_kw={"elinewidth": 1, "capsize": 2})
+            axis.set_yticks(places, [row.name for row in section.rows], fontsize=8)
+            axis.invert_yaxis()
+            axis.set_title(section.title.partition(":")[0], fontsize=8, loc="left")
+            axis.set_xlabel(section.unit, fontsize=8, loc="right", labelpad=0)
+            axis.tick_params(axis="x", labelsize=8)
+            axis.grid(axis="x", alpha=0.25)
+        figure.suptitle(title, fontsize=10)
+        return _write(figure, path)
+    finally:
+        plt.close(figure)
+
+
+def plot_curves(
+    curves: Mapping[str, Sequence[Mapping[str, float]]],
+    path: str | os.PathLike[str],
+    title: str = "",
+    quoted: Mapping[str, tuple[float, float]] | None = None,
+) -> Path:
+    """Draw accuracy against seconds of training, a line a learner; ``quoted`` points by name are not measured here."""
+    path = check_picture_name(path)
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    try:
+        for (name, points), (colour, dash) in zip(curves.items(), cycle(STYLES), strict=False):
+            x, y = ([point[key] for point in points] for key in ("seconds", "accuracy"))
+            axis.plot(x, y, color=colour, linestyle=dash, marker=".", label=name)
+        for name, point in (quoted or {}).items():
+            axis.plot(*point, "D", color="0.4", fillstyle="none", label=name)
+        axis.set_xlabel("seconds of training")
+        axis.set_ylabel("accuracy (%)")
+        axis.grid(alpha=0.25)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
         figure.suptitle(title, fontsize=10)
         return _write(figure, path)
     finally:

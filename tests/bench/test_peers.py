@@ -1,0 +1,43 @@
+"""The driver of the peers; the peers themselves are installed by `make bench-peers` only."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "peers"
+sys.path.insert(0, str(BENCHMARKS))
+
+import measure as peers  # noqa: E402
+
+from metavrf.bench.results import Row, Section  # noqa: E402
+from metavrf.errors import UserError  # noqa: E402
+
+
+def test_a_peer_that_does_not_install_is_reported_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def install(self: peers.Peer, folder: Path) -> None:
+        raise UserError("pip failed: no such package")
+
+    monkeypatch.setattr(peers.Peer, "install", install)
+    options = peers.Options(rounds=1, threads=1, environments=tmp_path, quick=True)
+    results = peers.measure(options, peers.PEERS)
+    assert results.skipped == [f"{peer.name}: pip failed: no such package" for peer in peers.PEERS]
+    assert [section.key for section in results.sections] == ["step", "evaluation", "sine"]
+    assert all(row.name.startswith("metavrf") for section in results.sections for row in section.rows)
+    assert results.aims == []
+
+
+def test_every_peer_has_a_script_and_pieces() -> None:
+    for peer in peers.PEERS:
+        script = (BENCHMARKS / f"peer_{peer.name}.py").read_text()
+        pieces = [*peer.step.values(), *peer.evaluation.values(), *peer.sine.values()]
+        assert pieces
+        assert [piece for piece in pieces if f'"{piece}"' not in script] == []
+
+
+def test_the_aims_beside_peers_are_the_speed_of_metavrf_in_that_of_their_prototypical_networks() -> None:
+    rows = [Row("metavrf, MetaVRF", [1.0]), Row("easyfsl, prototypical", [1.8]), Row("other", [9.0])]
+    (aim,) = peers.peer_aims([Section("step", "", "ms", rows, "metavrf, MetaVRF")])
+    assert (aim.measured, aim.aim, aim.met) == (1.8, 1.5, True)
