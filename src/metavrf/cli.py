@@ -170,7 +170,7 @@ class Compare(TestOptions):
         if self.chart:
             from metavrf.plots import plot_comparison
 
-            plot_comparison(rows, self.chart, comparison_table(rows)[0])
+            plot_comparison(rows, self.chart, comparison_table(rows)[0].partition(";")[0])
         if not self.json:
             print_rows(rows, markdown=self.markdown)
         report({"rows": [row_dict(row) for row in rows]}, self.json or None, self.save, self.seed, self.runs)
