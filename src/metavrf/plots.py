@@ -256,7 +256,7 @@ def _draw_task(axis: Axes, predictions: Mapping[str, Prediction], episodes: Epis
         if prediction.std is not None:
             band = BAND90 * prediction.std[task, order, 0]
             axis.fill_between(x, mean - band, mean + band, color=colour, alpha=0.15, linewidth=0)
-        axis.plot(x, mean, color=colour, linestyle=dash, linewidth=1.7, label=name)
+        axis.plot(x, mean, color=colour, linestyle=dash, linewidth=1.7, label=_short(name))
     points = episodes.support_x[task, :, 0], episodes.support_y[task, :, 0]
     axis.plot(*points, "^", color="black", markersize=7, label="support", zorder=5)
     axis.set_ylim(-1.6 * float(reach) - 1e-3, 1.6 * float(reach) + 1e-3)
