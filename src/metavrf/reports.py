@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from metavrf.api import Row
     from metavrf.evaluation import Evaluation
 
-TABLE_WIDTH = 150  # of a table that goes to a file or pipe
+TABLE_WIDTH = 180  # of a table that goes to a file or pipe
 
 
 def check_picture(path: Path | None) -> None:
