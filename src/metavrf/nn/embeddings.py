@@ -206,7 +206,7 @@ class Ready(Embedding):
 
     @torch.no_grad()
     def initialise(self, x: Tensor) -> None:
-        """Project onto the principal axes of normalised features; axes at random lose much (docs/images.md)."""
+        """Project onto the principal axes of normalised features."""
         if isinstance(self.projection, nn.Linear):
             samples = x.flatten(0, 1).double()
             correlation = torch.corrcoef(samples.T).nan_to_num()  # a feature that never varies has none

@@ -1,8 +1,7 @@
 // From strokes to the small picture that the model sees.
 //
-// Omniglot's drawings are 105 x 105 pixels: the longer side of a character takes 62 % of the sheet at the median, its middle lies a
-// little above and left of the sheet's, strokes are about 5 pixels wide. People on this page draw large or small and anywhere, so a
-// drawing is brought to that size and place, and its strokes get that width whatever the size it was drawn at. A box filter
+// People on this page draw large or small and anywhere. A drawing is brought to one size and place, about that of Omniglot's
+// characters on their sheets of 105 x 105 pixels, and its strokes get one width whatever the size it was drawn at. A box filter
 // then brings it to the model's size.
 
 const LONG_SIDE = 0.66; // of the sheet
