@@ -26,6 +26,8 @@ from metavrf.config import TEST_SEED
 from metavrf.episodes import Episodes
 from metavrf.evaluation import calibrate, evaluate_learner, paired_differences
 from metavrf.learners.base import Learner, Prediction
+from metavrf.learners.head import of_logits
+from metavrf.learners.prototypical import Prototypical
 from metavrf.provenance import provenance
 from metavrf.randomness import stream
 from metavrf.reports import print_rows, row_dict
@@ -49,15 +51,6 @@ class Standardised(nn.Module):
         return F.normalize((x - self.mean) / self.deviation, dim=-1)
 
 
-class NearestClassMean(Learner):
-    """The class whose mean support feature is nearest (SimpleShot, Wang et al. 2019)."""
-
-    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
-        """Squared distances as logits."""
-        logits = -torch.cdist(episodes.query_x, episodes.prototypes(episodes.support_x)).square()
-        return Prediction(logits, logits.unsqueeze(0))
-
-
 class Logistic(Learner):
     """scikit-learn's logistic regression, fitted to each task.
 
@@ -73,7 +66,7 @@ class Logistic(Learner):
         """One fit a task."""
         tasks = zip(episodes.support_x, episodes.support_y, episodes.query_x, strict=True)
         logits = torch.stack([torch.from_numpy(self._answer(*task)) for task in tasks]).float()
-        return Prediction(logits, logits.unsqueeze(0))
+        return of_logits(logits.unsqueeze(0), episodes)
 
     def _answer(self, support: Tensor, labels: Tensor, query: Tensor) -> NDArray[np.float64]:
         span = torch.linalg.qr(support.mT).Q
@@ -96,7 +89,7 @@ def main() -> None:
     for shot in (1, 5):
         shape = replace(config.episode, shot=shot)
         validation = source.held_out("val", VALIDATION_TASKS, shape, stream(config.training.seed, "validation"))
-        nearest = NearestClassMean(features)
+        nearest = Prototypical(features)  # untrained: the nearest class mean (SimpleShot, Wang et al. 2019)
         calibrate(nearest, validation)
         fits = {c: Logistic(features, c) for c in CHOICES}
         accuracies = {c: calibrate(fit, validation)["accuracy"].mean().item() for c, fit in fits.items()}

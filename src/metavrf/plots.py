@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,30 +47,46 @@ def check_picture_name(path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def plot_fits(
-    learners: Mapping[str, Learner], episodes: Episodes, path: str | os.PathLike[str], title: str = ""
-) -> Path:
-    """Draw each task of ``episodes``: the truth, the support points, each learner's fit with its 90 % band."""
+@contextmanager
+def _picture(
+    path: str | os.PathLike[str], title: str, rows: int = 1, columns: int = 1, **options: Any
+) -> Iterator[tuple[Figure, Any]]:
+    """A figure and its ``[rows, columns]`` axes to draw on, written to ``path`` once all is drawn."""
     path = check_picture_name(path)
     import matplotlib
 
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    predictions = {name: learner.predict(episodes) for name, learner in learners.items()}
-    figure, axes = plt.subplots(
-        1, episodes.tasks, figsize=(3.4 * episodes.tasks + 0.4, 3.5), sharex=True, squeeze=False, layout="constrained"
-    )
+    figure, axes = plt.subplots(rows, columns, squeeze=False, layout="constrained", **options)
     try:
+        yield figure, axes
+        figure.suptitle(title, fontsize=10)
+        picture = BytesIO()
+        figure.savefig(picture, dpi=150, format=path.suffix[1:])
+    finally:
+        plt.close(figure)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    write_atomically(path, picture.getvalue())
+
+
+def plot_fits(
+    learners: Mapping[str, Learner], episodes: Episodes, path: str | os.PathLike[str], title: str = ""
+) -> Path:
+    """Draw each task of ``episodes``: the truth, the support points, each learner's fit with its 90 % band."""
+    tasks = episodes.tasks
+    title = "\n".join(filter(None, (title, "shaded: 90 % predictive band")))
+    with _picture(path, title, 1, tasks, figsize=(3.4 * tasks + 0.4, 3.5), sharex=True) as (figure, axes):
+        predictions = {name: learner.predict(episodes) for name, learner in learners.items()}
         for task, axis in enumerate(axes[0]):
             _draw_task(axis, predictions, episodes, task)
         axes[0][0].set_ylabel("y")
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), frameon=False)
-        figure.suptitle("\n".join(filter(None, (title, "shaded: 90 % predictive band"))), fontsize=10)
-        return _write(figure, path)
-    finally:
-        plt.close(figure)
+    return Path(path)
 
 
 def plot_classes(learner: Learner, episodes: Episodes, path: str | os.PathLike[str], title: str = "") -> Path:
@@ -80,22 +97,11 @@ def plot_classes(learner: Learner, episodes: Episodes, path: str | os.PathLike[s
     path = check_picture_name(path)
     if episodes.looked_up().query_x.ndim != 5 or episodes.way is None:
         raise UserError("only tasks of pictures can be drawn: these have features or functions")
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
     episodes = episodes[:1].looked_up()
     probabilities = learner.predict(episodes).mean[0].exp()  # [Q, C]
     ways = min(episodes.way or 1, MOST_WAYS_DRAWN)
-    figure, axes = plt.subplots(
-        1 + QUERIES_DRAWN,
-        ways,
-        figsize=(1.1 * ways + 0.4, 1.25 * (1 + QUERIES_DRAWN) + 0.5),
-        squeeze=False,
-        layout="constrained",
-    )
-    try:
+    size = (1.1 * ways + 0.4, 1.25 * (1 + QUERIES_DRAWN) + 0.5)
+    with _picture(path, title, 1 + QUERIES_DRAWN, ways, figsize=size) as (_, axes):
         for axis in axes.flat:
             axis.set(xticks=[], yticks=[])
             axis.spines[:].set_visible(False)
@@ -114,22 +120,13 @@ def plot_classes(learner: Learner, episodes: Episodes, path: str | os.PathLike[s
                 axis.set_xlabel(f"{verdict}{100 * float(probability):.0f} %", fontsize=8, labelpad=2)
         axes[0][0].set_ylabel("support", fontsize=9)
         axes[1][0].set_ylabel("queries", fontsize=9)
-        figure.suptitle(title, fontsize=9)
-        return _write(figure, path)
-    finally:
-        plt.close(figure)
+    return path
 
 
 def plot_comparison(rows: Sequence[Row], path: str | os.PathLike[str], title: str = "") -> Path:
     """Draw a comparison: each run's figure with its 95 % interval, and a diamond where the paper has one for it."""
-    path = check_picture_name(path)
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(7, 0.36 * len(rows) + 1.6), layout="constrained")
-    try:
+    with _picture(path, title, figsize=(7, 0.36 * len(rows) + 1.6)) as (figure, axes):
+        axis = axes[0][0]
         places = range(len(rows))
         means, intervals = ([getattr(row.evaluation, name) for row in rows] for name in ("mean", "ci95"))
         axis.errorbar(means, places, xerr=intervals, fmt="o", color=STYLES[0][0], capsize=3, label="measured, 95 %")
@@ -148,30 +145,13 @@ def plot_comparison(rows: Sequence[Row], path: str | os.PathLike[str], title: st
             axis.set_xscale("log")
         axis.grid(axis="x", alpha=0.25)
         figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-        figure.suptitle(title, fontsize=10)
-        return _write(figure, path)
-    finally:
-        plt.close(figure)
+    return Path(path)
 
 
 def plot_times(sections: Sequence[Section], path: str | os.PathLike[str], title: str = "") -> Path:
     """Draw what was measured: a bar a row, its median with quartiles; the row that others are set beside is darker."""
-    path = check_picture_name(path)
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
     sizes = [len(section.rows) + 2 for section in sections]
-    figure, axes = plt.subplots(
-        len(sections),
-        1,
-        figsize=(8, 0.24 * sum(sizes) + 0.8),
-        height_ratios=sizes,
-        squeeze=False,
-        layout="constrained",
-    )
-    try:
+    with _picture(path, title, len(sections), figsize=(8, 0.24 * sum(sizes) + 0.8), height_ratios=sizes) as (_, axes):
         for axis, section in zip(axes[:, 0], sections, strict=True):
             low, median, high = np.transpose([row.quartiles for row in section.rows])
             spread = [median - low, high - median]
@@ -184,10 +164,7 @@ def plot_times(sections: Sequence[Section], path: str | os.PathLike[str], title:
             axis.set_xlabel(section.unit, fontsize=8, loc="right", labelpad=0)
             axis.tick_params(axis="x", labelsize=8)
             axis.grid(axis="x", alpha=0.25)
-        figure.suptitle(title, fontsize=10)
-        return _write(figure, path)
-    finally:
-        plt.close(figure)
+    return Path(path)
 
 
 def plot_curves(
@@ -197,14 +174,8 @@ def plot_curves(
     quoted: Mapping[str, tuple[float, float]] | None = None,
 ) -> Path:
     """Draw accuracy against seconds of training, a line a learner; ``quoted`` points by name are not measured here."""
-    path = check_picture_name(path)
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
-    try:
+    with _picture(path, title, figsize=(7, 4)) as (figure, axes):
+        axis = axes[0][0]
         for (name, points), (colour, dash) in zip(curves.items(), cycle(STYLES), strict=False):
             x, y = ([point[key] for point in points] for key in ("seconds", "accuracy"))
             axis.plot(x, y, color=colour, linestyle=dash, marker=".", label=name)
@@ -214,10 +185,7 @@ def plot_curves(
         axis.set_ylabel("accuracy (%)")
         axis.grid(alpha=0.25)
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-        figure.suptitle(title, fontsize=10)
-        return _write(figure, path)
-    finally:
-        plt.close(figure)
+    return Path(path)
 
 
 def _short(name: str) -> str:
@@ -231,17 +199,6 @@ def _draw_image(axis: Axes, image: Tensor) -> None:
         axis.imshow(image[0].numpy(), cmap="gray_r", vmin=0, vmax=255)
     else:
         axis.imshow(image.permute(1, 2, 0).numpy())
-
-
-def _write(figure: Figure, path: Path) -> Path:
-    picture = BytesIO()
-    figure.savefig(picture, dpi=150, format=path.suffix[1:])
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
-    write_atomically(path, picture.getvalue())
-    return path
 
 
 def _draw_task(axis: Axes, predictions: Mapping[str, Prediction], episodes: Episodes, task: int) -> None:
