@@ -16,8 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from torch import Tensor
 
+import metavrf
+from metavrf import training
 from metavrf.run import Run, read_tensors
 
 TIMEOUT = 120  # seconds; generous, a command takes one or two
@@ -202,6 +206,22 @@ def assert_same_run(one: Path, other: Path) -> None:
     timed = ("train_seconds", "train_cpu_seconds", "finished", "command")
     results = [json.loads(run.result_file.read_text()) for run in (first, second)]
     assert without(results[0], *timed) == without(results[1], *timed)
+
+
+def broken_and_resumed(train: Callable[[], object], out: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a training to ``out`` die at a step, and go on with it."""
+    whole_step = training.Trainer.train_step
+
+    def crash(trainer: training.Trainer) -> dict[str, Tensor]:
+        if trainer.step == step:
+            raise ZeroDivisionError
+        return whole_step(trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Trainer, "train_step", crash)
+        with pytest.raises(ZeroDivisionError):
+            train()
+    metavrf.train(out=out, resume=True, quiet=True)
 
 
 def largest_gap(one: Path, other: Path) -> float:

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 import metavrf
-from metavrf import evaluation, training
+from metavrf import evaluation
 from metavrf.config import preset
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
@@ -28,7 +28,7 @@ from metavrf.learners.metavrf import KernelLearner
 from metavrf.run import Run
 from metavrf.tasks.bank import Bank
 from metavrf.tasks.source import Description
-from processes import assert_same_run, without
+from processes import assert_same_run, broken_and_resumed, without
 
 CLASSES, SAMPLES, SIDE = 25, 8, 12
 each_statistics = pytest.mark.parametrize("statistics", ["running", "support", "episode"])
@@ -251,19 +251,11 @@ def test_a_resumed_run_equals_one_never_interrupted(
 ) -> None:
     options = {**TINY, "context": context, "augment": augment, "dropout": 0.2, "iterations": 9, "validate_every": 4}
     metavrf.train(str(folder), out=tmp_path / "whole", **options)
-    step = training.Trainer.train_step
-
-    def crash(trainer: training.Trainer) -> dict[str, Tensor]:
-        if trainer.step == 6:  # two steps after a checkpoint
-            raise ZeroDivisionError
-        return step(trainer)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training.Trainer, "train_step", crash)
-        with pytest.raises(ZeroDivisionError):
-            metavrf.train(str(folder), out=tmp_path / "broken", **options)
-    metavrf.train(out=tmp_path / "broken", resume=True, quiet=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "broken")
+    broken = tmp_path / "broken"
+    broken_and_resumed(  # two steps after a checkpoint
+        lambda: metavrf.train(str(folder), out=broken, **options), broken, 6, monkeypatch
+    )
+    assert_same_run(tmp_path / "whole", broken)
 
 
 def test_the_seed_alone_decides_a_run_with_dropout(folder: Path, tmp_path: Path) -> None:

@@ -10,16 +10,15 @@ import pytest
 import torch
 from PIL import Image
 from scipy.stats import ttest_rel
-from torch import Tensor
 
 import metavrf
-from metavrf import api, training
+from metavrf import api
 from metavrf.cli import main
 from metavrf.config import preset
 from metavrf.errors import UserError
 from metavrf.learners import learners
 from metavrf.studies.published import PUBLISHED, TRANSDUCTIVE, published
-from processes import assert_same_run
+from processes import assert_same_run, broken_and_resumed
 from test_classes import write_folder
 
 each_name = pytest.mark.parametrize("name", learners())
@@ -58,19 +57,11 @@ def test_a_learner_is_trained_saved_resumed_to_the_bit_and_loaded(
 ) -> None:
     chosen = options(name) | {"iterations": 5, "validate_every": 2}
     metavrf.train(str(folder), out=tmp_path / "whole", **chosen)
-    step = training.Trainer.train_step
-
-    def crash(trainer: training.Trainer) -> dict[str, Tensor]:
-        if trainer.step == 3:  # a step after a checkpoint
-            raise ZeroDivisionError
-        return step(trainer)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training.Trainer, "train_step", crash)
-        with pytest.raises(ZeroDivisionError):
-            metavrf.train(str(folder), out=tmp_path / "broken", **chosen)
-    metavrf.train(out=tmp_path / "broken", resume=True, quiet=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "broken")
+    broken = tmp_path / "broken"
+    broken_and_resumed(  # a step after a checkpoint
+        lambda: metavrf.train(str(folder), out=broken, **chosen), broken, 3, monkeypatch
+    )
+    assert_same_run(tmp_path / "whole", broken)
     first, again = (metavrf.evaluate(tmp_path / "whole", tasks=8) for _ in range(2))
     assert torch.equal(first.per_task, again.per_task)
     assert first.protocol == "inductive"
