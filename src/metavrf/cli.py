@@ -532,8 +532,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         print(f"metavrf {version('metavrf')}")
         return
-    keep_freed_memory()
     try:
+        keep_freed_memory()
         parse(arguments).run()
     except UserError as error:
         say(str(error))

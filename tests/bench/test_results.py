@@ -102,7 +102,7 @@ def test_workers_differ_in_the_allocator_only(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_allocator_settings_have_the_names_glibc_reads() -> None:
     assert allocator_variables() == {
-        "MALLOC_MMAP_THRESHOLD_": str(2**30),
+        "MALLOC_MMAP_THRESHOLD_": str(112 * 2**20),
         "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
         "MALLOC_TOP_PAD_": str(2**28),
     }

@@ -189,8 +189,8 @@ def test_bases_and_kl_agree_on_one_variance() -> None:
     model, episodes = learner(bases=50_000, ridge=0.1), sine(tasks=3)
     mean, log_variance = 0.3 * torch.randn(16), torch.randn(16)
     model.posterior = Constant(mean, log_variance)  # type: ignore[assignment]
-    prediction = model.predict(episodes)
     with torch.no_grad():
+        prediction = model.eval()(episodes)
         support, query = (
             model.rescale(model.embedding(episodes.support_x)),
             model.rescale(model.embedding(episodes.query_x)),

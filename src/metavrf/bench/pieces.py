@@ -159,7 +159,9 @@ class Pieces:
         description = Description((self.work.ready,), None)
         learner = build(step_config(self.work), description)
         learner.initialise(self.ready)
-        return lambda: learner.eval().predict(self.ready, embedded=True)
+        learner.eval()
+        support = self.ready.asking(self.ready.query_x[:, :0])
+        return lambda: learner.adapted(support, embedded=True)(self.ready.query_x[0])
 
     def kernel_ridge(self) -> Call:
         """The same by scikit-learn: one Gaussian kernel, one-hot targets."""

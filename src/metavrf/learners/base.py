@@ -113,9 +113,11 @@ class Learner(nn.Module, ABC):
     def predict(self, episodes: Episodes, *, embedded: bool = False) -> Prediction:
         """Solve tasks as at test time: evaluation mode, no gradients, calibrated, input checked for NaN.
 
-        ``embedded`` says that the inputs are this learner's features already.
+        ``embedded`` says that the inputs are this learner's features already. Answers, where they are known, are not
+        shown to the learner.
         """
         episodes.check_finite()
+        episodes = episodes.asking(episodes.query_x)
         with self.at_test_time():
             prediction = self.solve(episodes.looked_up()) if embedded else self(episodes)
         if episodes.way is None:

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from metavrf.config import EmbeddingSettings
 from metavrf.errors import UserError
+from metavrf.nn.dropout import dropout
 from metavrf.nn.mlp import MLP
 from metavrf.nn.normalisation import Normalisation, Own
+from metavrf.nn.pooling import max_pool
 
 FUNCTION_SIZES = (1, 40, 40)  # Table fcn-reg
 POOLED_FOR_MAPS = 2
@@ -98,10 +100,17 @@ class ConvNet(Embedding):
         """The blocks, then all that is left as one vector."""
         x = images
         for block, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
-            x = norm(convolution(x), own)
-            x = F.relu(F.max_pool2d(x, 2, ceil_mode=self.ceil) if block < self.pooled else x)
+            before = convolution(x)
+            x = norm(before, own)
+            if block < self.pooled:
+                x = (
+                    max_pool(x, before, ceil=self.ceil)
+                    if self.channels_last
+                    else F.max_pool2d(x, 2, ceil_mode=self.ceil)
+                )
+            x = F.relu(x, inplace=True)
             if self.training and self.dropout:
-                x = F.dropout(x, self.dropout)
+                x = dropout(x, self.dropout)
         return x.flatten(1)
 
 
@@ -142,7 +151,7 @@ class _ResNet12Block(nn.Module):
             if layer < 2:
                 x = F.leaky_relu(x, 0.1)
         x = F.max_pool2d(F.leaky_relu(x + residual, 0.1), 2, ceil_mode=True)
-        return F.dropout(x, self.dropout) if self.training and self.dropout else x
+        return dropout(x, self.dropout) if self.training and self.dropout else x
 
 
 class WideResNet(Embedding):
@@ -186,7 +195,7 @@ class _WideBlock(nn.Module):
         residual = x if self.shortcut is None else self.shortcut(y)
         y = F.relu(self.norms[1](self.first(y), own))
         if self.training and self.dropout:
-            y = F.dropout(y, self.dropout)
+            y = dropout(y, self.dropout)
         return residual + self.second(y)
 
 
