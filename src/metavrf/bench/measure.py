@@ -16,6 +16,7 @@ from metavrf.bench.quoted import AUTHORS_EPISODES, AUTHORS_STEP
 from metavrf.bench.results import Aim, Results, Row, Section
 from metavrf.bench.turns import Turn, Worker, take_turns, timed
 from metavrf.bench.work import CONTEXTS, SINE_PARTS, Work
+from metavrf.config import preset
 
 OURS, DEFAULT = "ours", "default"
 SectionName = Literal["step", "evaluation", "adaptation", "sine", "start", "memory"]
@@ -208,10 +209,11 @@ class Bench:
         parts = {part: f"sine: {part}" for part in SINE_PARTS}
         turns = [Turn(label, ours, piece, self.work.calls) for label, piece in (whole | parts).items()]
         seconds = self.turns("sine", turns)
-        work = self.work
+        work, drawn = self.work, preset("sine").model.train_bases
         title = (
             f"Sine: a step of {work.sine_tasks} tasks, {work.sine_shot} shots, {work.sine_query} queries, "
-            f"D = {work.bases}; the parts, forward and backward, are those of context bilstm"
+            f"D = {work.bases}, of which a training step draws {min(drawn, work.bases)}; the parts, forward and backward, "
+            "are those of context bilstm"
         )
         return [Section("sine", title, "ms", _milliseconds(seconds), list(whole)[-1])]
 
