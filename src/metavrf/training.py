@@ -351,7 +351,7 @@ class Trainer:
 def clip_gradients(learner: Learner, limit: float) -> float:
     """Scale all gradients so that their joint norm is at most ``limit``, unless that is 0; returns the norm before."""
     gradients = [parameter.grad for parameter in learner.parameters() if parameter.grad is not None]
-    norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()  # one norm, not one a parameter
+    norm = torch.stack(torch._foreach_norm(gradients)).norm().item()
     if limit and norm > limit:
         torch._foreach_mul_(gradients, limit / norm)
     return norm

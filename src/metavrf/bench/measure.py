@@ -212,8 +212,8 @@ class Bench:
         work, drawn = self.work, preset("sine").model.train_bases
         title = (
             f"Sine: a step of {work.sine_tasks} tasks, {work.sine_shot} shots, {work.sine_query} queries, "
-            f"D = {work.bases}, of which a training step draws {min(drawn, work.bases)}; the parts, forward and backward, "
-            "are those of context bilstm"
+            f"D = {work.bases}, of which a training step draws {min(drawn, work.bases)}; the parts, forward and "
+            "backward, are those of context bilstm"
         )
         return [Section("sine", title, "ms", _milliseconds(seconds), list(whole)[-1])]
 

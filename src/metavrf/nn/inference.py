@@ -140,6 +140,6 @@ def laplace_attention(query: Tensor, keys: Tensor) -> Tensor:
 
 def gaussian_kl(mean: Tensor, log_variance: Tensor, other_mean: Tensor, other_log_variance: Tensor) -> Tensor:
     """KL[N(mean, e^log_variance) ‖ N(other_mean, e^other_log_variance)], summed over the last axis."""
-    ratio = log_variance - other_log_variance
-    shift = (mean - other_mean).square() * torch.exp(-other_log_variance)
-    return 0.5 * (torch.exp(ratio) - ratio - 1 + shift).sum(-1)
+    squares = torch.exp(log_variance) + (mean - other_mean).square()
+    terms = torch.addcmul(other_log_variance, squares, torch.exp(-other_log_variance))
+    return 0.5 * (terms.sum(-1) - (log_variance + 1).sum(-1))
