@@ -295,7 +295,8 @@ def test_patience_stops_early_and_the_result_says_so(tmp_path: Path) -> None:
 
 
 def test_the_model_kept_is_the_best_by_validation(tmp_path: Path) -> None:
-    run = metavrf.train("sine", out=tmp_path, quiet=True, **TINY_OPTIONS | {"validate_every": 4, "lr": 0.05})
+    wild = {"validate_every": 4, "lr": 0.5, "schedule": "constant"}  # the error goes up and down
+    run = metavrf.train("sine", out=tmp_path, quiet=True, **TINY_OPTIONS | wild)
     best = min(run.metrics(), key=lambda record: record["val_mse"])
     _, metadata = read_tensors(run.model_file)
     assert metadata["best_step"] == metadata["step"] == best["step"]
