@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 OUT ?= bench
 
-.PHONY: demo test lint bench bench-peers clean
+.PHONY: demo test lint docs bench bench-peers clean
 
 demo: $(READY)
 	$(BIN)/metavrf demo
@@ -18,6 +18,9 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(READY)
+	$(BIN)/pdoc --docformat google --output-directory site metavrf
 
 bench: $(READY)
 	mkdir -p $(OUT)
@@ -35,4 +38,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers demo bench
+	rm -rf $(VENV) .venv-peers demo bench site

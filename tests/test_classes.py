@@ -18,13 +18,13 @@ from torch import Tensor
 
 import metavrf
 from metavrf import evaluation
-from metavrf.config import preset
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.evaluation import answers, calibrate, calibration_error, evaluate_learner, fingerprint, measure
 from metavrf.learners import build
 from metavrf.learners.base import Statistics
 from metavrf.learners.metavrf import KernelLearner
+from metavrf.presets import preset
 from metavrf.run import Run
 from metavrf.tasks.bank import Bank
 from metavrf.tasks.source import Description

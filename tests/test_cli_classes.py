@@ -58,6 +58,30 @@ def test_both_protocols_stand_side_by_side(run: Path, capsys: pytest.CaptureFixt
     assert f"{value['transductive']['mean']:.4g}" in printed
 
 
+def test_statistics_of_the_episode_can_be_mixed_with_running_ones(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = ("evaluate", run, "--episodes", 10, "--protocol", "both")
+    plain, mixed = (printed_json(capsys, *both, *more, "--json") for more in ((), ("--own-share", 0.25)))
+    assert mixed["inductive"]["mean"] == plain["inductive"]["mean"]
+    assert "own_share" not in mixed["inductive"]
+    assert mixed["transductive"]["own_share"] == 0.25
+    assert mixed["transductive"]["nll"] != plain["transductive"]["nll"]
+    main([str(part) for part in (*both, "--own-share", 0.25)])
+    assert "own_share" in capsys.readouterr().out
+
+
+def test_validation_classes_can_be_tested_on_and_the_result_says_so(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    test, validation = (
+        printed_json(capsys, "evaluate", run, "--episodes", 10, "--part", part, "--json") for part in ("test", "val")
+    )
+    assert "part" not in test
+    assert validation["part"] == "val"
+    assert validation["data_sha256"] != test["data_sha256"]
+
+
 def test_compare_pairs_runs_and_protocols(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = printed_json(capsys, "compare", run, run, "--episodes", 10, "--protocol", "both", "--json")["rows"]
     assert [row["protocol"] for row in rows] == ["inductive", "inductive", "transductive", "transductive"]

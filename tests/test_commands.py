@@ -15,10 +15,10 @@ from PIL import Image
 from glyphs import name_of, write_glyph_folder
 from metavrf import MetaVRFClassifier
 from metavrf.cli import main
-from metavrf.config import preset
 from metavrf.features import NETWORK
 from metavrf.learners import build
 from metavrf.nn import deep
+from metavrf.presets import preset
 from metavrf.pretrained import fitting_model, is_drawing
 from metavrf.run import Run
 from metavrf.tasks.source import Description
@@ -136,7 +136,7 @@ def test_photographs_without_the_network_are_one_sentence(
         (tmp_path / "photos" / name).mkdir(parents=True)
         photograph(ord(name)).save(tmp_path / "photos" / name / "1.png")
     monkeypatch.setattr(deep, "find_spec", lambda name: None)
-    monkeypatch.setattr("metavrf.commands.find_spec", lambda name: None)
+    monkeypatch.setattr("metavrf.commands.pictures.find_spec", lambda name: None)
     sentence = refused(capsys, "fit", tmp_path / "photos", "--out", tmp_path / "model")
     assert "photographs" in sentence
     assert "pip install 'metavrf[deep]'" in sentence

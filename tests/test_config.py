@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from metavrf.config import FUNCTIONS, Config, preset
+from metavrf.config import Config
 from metavrf.errors import UserError
+from metavrf.presets import FUNCTIONS, preset
 from metavrf.tasks.functions import families
 
 

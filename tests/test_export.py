@@ -85,8 +85,8 @@ def test_estimators_without_a_model_are_exported_with_their_standardisation(kind
 def test_the_deep_network_stands_before_a_model_on_its_features(tmp_path: Path) -> None:
     for package in (deep.CODE, deep.WEIGHTS):
         pytest.importorskip(package, reason="the extra 'deep' is not installed: pip install 'metavrf[deep]'")
-    from metavrf.config import preset
     from metavrf.learners import build
+    from metavrf.presets import preset
 
     config = preset("features.safetensors").with_options(bases=64, context="none", distance=1.0)
     description = Description((1280,), None, embedder=f"{NETWORK}@32")

@@ -14,9 +14,9 @@ from scipy.stats import ttest_rel
 import metavrf
 from metavrf import api
 from metavrf.cli import main
-from metavrf.config import preset
 from metavrf.errors import UserError
 from metavrf.learners import learners
+from metavrf.presets import preset
 from metavrf.studies.published import PUBLISHED, TRANSDUCTIVE, published
 from processes import assert_same_run, broken_and_resumed
 from test_classes import write_folder

@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import save_file
 
 import metavrf
-from metavrf.config import Config, preset
+from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners import build
+from metavrf.presets import preset
 from metavrf.run import Run, load_weights, read_tensors, write_atomically
 from metavrf.training import train
 from processes import DOCUMENTED, TIMES, TINY, TINY_OPTIONS, DiskOf, run, snapshot, without

@@ -8,8 +8,9 @@ import pytest
 
 from metavrf import api
 from metavrf.cli import main
-from metavrf.config import Config, preset
+from metavrf.config import Config
 from metavrf.errors import UserError
+from metavrf.presets import preset
 from metavrf.run import Run
 from metavrf.studies import sine
 from processes import DOCUMENTED, snapshot

@@ -75,6 +75,7 @@ def test_tasks(
     data: str | None = None,
     within_alphabet: bool = False,
     trained_on: Description | None = None,
+    part: str = "test",
 ) -> Episodes:
     """The test tasks of a run, fixed by the seed; what is not given is as in training.
 
@@ -93,7 +94,10 @@ def test_tasks(
     tasks = (TEST_TASKS if regression else TEST_EPISODES) if tasks is None else tasks
     if shape.shot < 1 or tasks < 2:
         raise UserError(f"shot={shape.shot} and {tasks=}: give at least 1 shot and 2 tasks")
-    return source.held_out("test", tasks, shape, stream(seed, "test"), within_group=within_alphabet)
+    if part not in ("test", "val"):
+        raise UserError(f"{part=} is not a choice: give test or val")
+    generator = stream(seed, "test" if part == "test" else "validation")
+    return source.held_out(part, tasks, shape, generator, within_group=within_alphabet)
 
 
 def evaluate(
@@ -110,8 +114,10 @@ def evaluate(
     query: int | None = None,
     protocol: str = "inductive",
     statistics: str | None = None,
+    own_share: float = 1.0,
     within_alphabet: bool = False,
     data: str | None = None,
+    part: str = "test",
 ) -> Evaluation:
     """Test a run on tasks fixed by ``seed``; way, shot and query may differ from training.
 
@@ -128,13 +134,15 @@ def evaluate(
         query: query samples a class.
         protocol: "inductive", or "transductive": normalise by the statistics of the whole episode.
         statistics: of the inductive protocol: "running" (the default), or of the "support" alone.
+        own_share: weight of the support's or episode's statistics, the rest being that of running ones.
         within_alphabet: draw all classes of an omniglot task from one alphabet.
         data: folder of the data sets, or the feature file.
+        part: "test", or "val" for validation classes, on which anything may be chosen.
     """
     opened = Run.open(run)
     description = describe(opened)
     learner = load(run, bases=bases, samples=samples, draw=draw)
-    learner.follow(protocol, statistics)
+    learner.follow(protocol, statistics, own_share)
     episodes = test_tasks(
         opened.config(),
         tasks,
@@ -145,10 +153,15 @@ def evaluate(
         data=data,
         within_alphabet=within_alphabet,
         trained_on=description,
+        part=part,
     )
-    labels = {} if description.targets else {"split": description.split, "within_alphabet": within_alphabet}
+    labels: dict[str, Any] = (
+        {} if description.targets else {"split": description.split, "within_alphabet": within_alphabet}
+    )
     if description.pretraining:
         labels["pretraining"] = description.pretraining
+    if part != "test":
+        labels["part"] = part
     return evaluate_learner(learner, episodes, seed, batch, **labels)
 
 
@@ -235,6 +248,7 @@ def _facts(
     *,
     protocol: str,
     statistics: str | None = None,
+    own_share: float = 1.0,
     within_alphabet: bool = False,
     **shape: Any,
 ) -> Facts:
@@ -242,7 +256,7 @@ def _facts(
     opened = Run.open(run)
     config, result = opened.config(), opened.result() or {}
     learner = load(run)
-    learner.follow(protocol, statistics)
+    learner.follow(protocol, statistics, own_share)
     return Facts(
         learner=config.learner,
         parameters=sum(parameter.numel() for parameter in learner.parameters()),

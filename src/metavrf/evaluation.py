@@ -52,9 +52,11 @@ class Evaluation:
     ece: float | None = None
     temperature: float | None = None
     statistics: str | None = None
+    own_share: float | None = None
     split: str | None = None
     within_alphabet: bool | None = None
     pretraining: str | None = None
+    part: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The summary without the figures of single tasks."""
@@ -183,6 +185,7 @@ def evaluate_learner(
             "ece": calibration_error(mean, episodes.query_y),
             "temperature": float(learner.temperature),
             "statistics": learner.statistics,
+            "own_share": learner.own_share if learner.own_share < 1 else None,
         }
     else:
         labels["coverage90"] = per_task["coverage90"].double().mean().item()

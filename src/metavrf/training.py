@@ -24,13 +24,14 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from metavrf.api import describe
-from metavrf.config import Config, TrainingSettings, preset
+from metavrf.config import Config, TrainingSettings
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.evaluation import calibrate
 from metavrf.learners import build, learner_class
 from metavrf.learners.base import Learner
 from metavrf.memory import keep_freed_memory
+from metavrf.presets import preset
 from metavrf.progress import Progress
 from metavrf.provenance import provenance
 from metavrf.randomness import stream

@@ -10,8 +10,9 @@ from metavrf.bench import accuracy
 from metavrf.bench.measure import SECTIONS
 from metavrf.bench.results import Results
 from metavrf.cli import main
-from metavrf.config import Config, preset
+from metavrf.config import Config
 from metavrf.plots import plot_curves
+from metavrf.presets import preset
 
 PNG = b"\x89PNG\r\n\x1a\n"
 DOCS = Path(__file__).parents[2]

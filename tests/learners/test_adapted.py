@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from awake import awake
-from metavrf.config import MetaVRFSettings, preset
+from metavrf.config import MetaVRFSettings
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners import build
@@ -16,6 +16,7 @@ from metavrf.learners.adapted import Adapted, Solving
 from metavrf.learners.base import Learner
 from metavrf.learners.metavrf import KernelLearner, MetaVRF
 from metavrf.nn.mlp import MLP
+from metavrf.presets import preset
 from metavrf.randomness import stream
 from metavrf.tasks.functions import family
 from metavrf.tasks.source import Description

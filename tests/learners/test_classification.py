@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from awake import awake
-from metavrf.config import preset
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners import build, learners
@@ -21,6 +20,7 @@ from metavrf.learners.base import Learner, Statistics
 from metavrf.learners.head import RIDGE_FLOOR
 from metavrf.learners.metavrf import KernelLearner, MetaVRF
 from metavrf.learners.relation import Relation
+from metavrf.presets import preset
 from metavrf.tasks.source import Description
 from test_classes import SIDE
 from test_classes import tasks as tasks_on_bank

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from metavrf.config import InnerSettings, preset
+from metavrf.config import InnerSettings
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners import build
@@ -17,6 +17,7 @@ from metavrf.learners.maml import MAML
 from metavrf.learners.meta_sgd import MetaSGD
 from metavrf.nn.embeddings import ConvNet
 from metavrf.nn.mlp import MLP
+from metavrf.presets import preset
 from metavrf.tasks.functions import family
 from metavrf.tasks.source import Description
 

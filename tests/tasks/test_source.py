@@ -316,3 +316,22 @@ def test_rotations_are_trained_on_as_classes_and_never_tested_on(tmp_path: Path,
         assert turned.banks[part].names == plain.banks[part].names
     shape = EpisodeSettings(way=12, shot=1, query=2)
     assert turned.training(shape, generator).way == 12
+
+
+def test_mirror_images_are_trained_on_as_classes_and_never_tested_on(
+    tmp_path: Path, generator: torch.Generator
+) -> None:
+    folder = write_glyph_folder(tmp_path / "pictures", range(8), drawers=6)
+    plain, doubled, eightfold = (
+        open_tasks(str(folder), DataSettings(image_size=16, grey=True, **how))
+        for how in ({}, {"mirror": True}, {"mirror": True, "rotate": True})
+    )
+    assert isinstance(plain, ClassTasks) and isinstance(doubled, ClassTasks) and isinstance(eightfold, ClassTasks)
+    bank, upright = doubled.banks["train"], plain.banks["train"].compact()
+    assert torch.equal(bank.inputs, torch.cat([upright.inputs, upright.inputs.flip(3)]))
+    assert len(bank.names) == len(set(bank.names)) == 2 * len(upright.names)
+    assert torch.equal(bank.starts[len(upright.names) :], upright.starts + len(upright.inputs))
+    assert len(eightfold.banks["train"].names) == 8 * len(upright.names)
+    for part in ("val", "test"):
+        assert doubled.banks[part].names == plain.banks[part].names
+    assert doubled.training(EpisodeSettings(way=2, shot=1, query=2), generator).way == 2

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from metavrf.bench.step import make_trainer
 from metavrf.bench.turns import timed
-from metavrf.config import Config, preset
+from metavrf.config import Config
 from metavrf.evaluation import measure
+from metavrf.presets import preset
 from metavrf.randomness import stream
 from metavrf.tasks.source import Tasks, open_tasks
 

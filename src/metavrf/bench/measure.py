@@ -16,7 +16,7 @@ from metavrf.bench.quoted import AUTHORS_EPISODES, AUTHORS_STEP
 from metavrf.bench.results import Aim, Results, Row, Section
 from metavrf.bench.turns import Turn, Worker, take_turns, timed
 from metavrf.bench.work import CONTEXTS, SINE_PARTS, Work
-from metavrf.config import preset
+from metavrf.presets import preset
 
 OURS, DEFAULT = "ours", "default"
 SectionName = Literal["step", "evaluation", "adaptation", "sine", "start", "memory"]

@@ -25,7 +25,7 @@ from metavrf.bench.step import (
 )
 from metavrf.bench.turns import Call, Makers, serve
 from metavrf.bench.work import CONTEXTS, SINE_PARTS, Work
-from metavrf.config import TEST_SEED, DataSettings, preset
+from metavrf.config import TEST_SEED, DataSettings
 from metavrf.episodes import Episodes
 from metavrf.kernels.random_features import fourier_features
 from metavrf.learners import build
@@ -34,6 +34,7 @@ from metavrf.learners.metavrf import MetaVRF
 from metavrf.memory import keep_freed_memory
 from metavrf.nn.embeddings import ConvNet
 from metavrf.nn.inference import gaussian_kl
+from metavrf.presets import preset
 from metavrf.randomness import stream
 from metavrf.tasks.bank import Bank
 from metavrf.tasks.datasets import NAMED_SETS

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from metavrf.bench.turns import Call
 from metavrf.bench.work import Work
-from metavrf.config import Config, preset
+from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.kernels.random_features import fourier_features
 from metavrf.learners import build
@@ -23,6 +23,7 @@ from metavrf.learners.metavrf import MetaVRF
 from metavrf.nn.embeddings import ConvNet
 from metavrf.nn.inference import gaussian_kl
 from metavrf.nn.normalisation import Own
+from metavrf.presets import preset
 from metavrf.randomness import stream
 from metavrf.run import Run
 from metavrf.tasks.bank import Bank

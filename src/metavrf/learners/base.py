@@ -15,6 +15,7 @@ from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners.adapted import Solving
 from metavrf.nn.embeddings import Embedding
+from metavrf.nn.normalisation import Normalisation
 
 if TYPE_CHECKING:
     from metavrf.config import Config
@@ -62,6 +63,7 @@ class Learner(nn.Module, ABC):
         embedding: turns inputs into features; called as ``embedding(x, own)``.
         statistics: what the embedding normalises by at test time: "running" statistics, those of the task's "support",
             or those of the whole "episode", which makes any learner transductive.
+        own_share: weight of the support's or the episode's statistics beside the running ones.
         temperature: by which logits are divided at test time; fitted on validation classes.
     """
 
@@ -79,6 +81,7 @@ class Learner(nn.Module, ABC):
         super().__init__()
         self.embedding = nn.Identity() if embedding is None else embedding
         self.statistics: Statistics = self.inductive_statistics
+        self.own_share = 1.0
         self.register_buffer("temperature", torch.ones(()))
 
     @classmethod
@@ -124,8 +127,13 @@ class Learner(nn.Module, ABC):
             return prediction
         return replace(prediction, mean=(prediction.mean / self.temperature).log_softmax(-1))
 
-    def follow(self, protocol: str, statistics: str | None = None) -> None:
-        """Answer under a protocol; the inductive one takes "running" statistics, or those of the "support" alone."""
+    def follow(self, protocol: str, statistics: str | None = None, own_share: float = 1.0) -> None:
+        """Answer under a protocol; the inductive one takes "running" statistics, or those of the "support" alone.
+
+        Statistics of the support or the episode can be mixed with running ones: ``own_share`` is their weight.
+        """
+        if not 0 < own_share <= 1:
+            raise UserError(f"own_share = {own_share:g} must be above 0 and at most 1")
         if statistics == "running" and not self.embeds_alone:
             raise UserError("a learner that adapts its embedding to a task is normalised by the task's own support")
         match protocol, statistics:
@@ -140,6 +148,10 @@ class Learner(nn.Module, ABC):
                     f"{protocol=} with {statistics=} is not a choice: give inductive (with running or support "
                     "statistics) or transductive"
                 )
+        self.own_share = 1.0 if self.statistics == "running" else own_share
+        for layer in self.embedding.modules():
+            if isinstance(layer, Normalisation):
+                layer.own_share = self.own_share
 
     @property
     def protocol(self) -> str:

@@ -14,8 +14,9 @@ from statistics import fmean
 from typing import Any
 
 from metavrf import api
-from metavrf.config import Config, preset
+from metavrf.config import Config
 from metavrf.errors import UserError
+from metavrf.presets import preset
 from metavrf.run import Run
 
 CONTEXTS = ("none", "lstm", "bilstm")

@@ -335,6 +335,16 @@ def rotated(bank: Bank) -> Bank:
     )
 
 
+def mirrored(bank: Bank) -> Bank:
+    """The bank with mirror images as classes of their own: ``name@mirror``."""
+    return Bank(
+        torch.cat([bank.inputs, bank.inputs.flip(3)]),
+        torch.cat([bank.starts, bank.starts + len(bank.inputs)]),
+        bank.counts.repeat(2),
+        [*bank.names, *(f"{name}@mirror" for name in bank.names)],
+    )
+
+
 def rotated_names(counts: dict[str, int]) -> dict[str, int]:
     """Counts by class with the rotated classes: first all upright ones, then all turned by 90°, and so on."""
     return {name + turn: count for turn in ("", "@90", "@180", "@270") for name, count in counts.items()}

@@ -19,7 +19,7 @@ from metavrf.tasks.augment import AUGMENTATIONS
 from metavrf.tasks.bank import Bank
 from metavrf.tasks.datasets import NAMED_SETS, data_folders
 from metavrf.tasks.functions import families, family, is_family
-from metavrf.tasks.images import FolderSource, ParquetSource, Preprocessing, cache_folder, read_bank, rotated
+from metavrf.tasks.images import FolderSource, ParquetSource, Preprocessing, cache_folder, mirrored, read_bank, rotated
 from metavrf.tasks.splits import PARTS, Split, divide
 
 
@@ -134,11 +134,14 @@ class ClassTasks(Tasks):
         *,
         augment: str = "none",
         rotate: bool = False,
+        mirror: bool = False,
     ) -> None:
         self.bank = bank
         self.banks = {part: bank.select(split[part], f"the {description.split} split") for part in PARTS}
         if rotate:
             self.banks["train"] = rotated(self.banks["train"].compact())
+        if mirror:
+            self.banks["train"] = mirrored(self.banks["train"].compact())
         self.description = description
         self.augment = augment
 
@@ -208,7 +211,7 @@ def _named(task: str, settings: DataSettings, *, quiet: bool) -> ClassTasks:
     split = named.splits[split_name](bank.names, settings.split_seed)
     description = Description(named.preprocessing.shape, None, split_name, key, "", split)
     rotate = settings.rotate and not named.preprocessing.rotations
-    return ClassTasks(bank, split, description, augment=settings.augment, rotate=rotate)
+    return ClassTasks(bank, split, description, augment=settings.augment, rotate=rotate, mirror=settings.mirror)
 
 
 def preprocessing(task: str, settings: DataSettings) -> Preprocessing:
@@ -242,6 +245,7 @@ def _own(path: Path, settings: DataSettings, *, quiet: bool) -> ClassTasks:
         Description(how.shape, None, name, key, "", split),
         augment=settings.augment,
         rotate=settings.rotate,
+        mirror=settings.mirror,
     )
 
 

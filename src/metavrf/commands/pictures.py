@@ -1,4 +1,4 @@
-"""The commands on pictures of one's own: fit, predict, export. Thin, as :mod:`metavrf.cli`."""
+"""The commands on pictures of one's own: fit, predict, export."""
 
 from __future__ import annotations
 

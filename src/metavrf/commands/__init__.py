@@ -1,0 +1,1 @@
+"""The commands of the shell, a dataclass each: thin, they read their options and call the package."""

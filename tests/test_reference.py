@@ -1,0 +1,25 @@
+"""The reference that 'make docs' makes from docstrings."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+import metavrf
+
+
+@pytest.mark.parametrize("name", metavrf.__all__)
+def test_every_public_name_says_what_it_is_and_so_do_its_public_methods(name: str) -> None:
+    thing = getattr(metavrf, name)
+    assert inspect.getdoc(thing)
+    if inspect.isclass(thing):
+        own = {key: value for key, value in vars(thing).items() if not key.startswith("_") and callable(value)}
+        assert [key for key, value in own.items() if not inspect.getdoc(value)] == []
+
+
+def test_the_reference_has_a_section_for_every_public_name(tmp_path: Path) -> None:
+    pdoc = pytest.importorskip("pdoc", reason="pdoc is not installed")
+    pdoc.render.configure(docformat="google")
+    pdoc.pdoc("metavrf", output_directory=tmp_path)
+    page = (tmp_path / "metavrf.html").read_text()
+    assert [name for name in metavrf.__all__ if f'id="{name}"' not in page] == []
