@@ -25,7 +25,8 @@ docs: $(READY)
 bench: $(READY)
 	mkdir -p $(OUT)
 	$(BIN)/metavrf bench --save $(OUT)/bench.json --chart $(OUT)/bench.png
-	$(BIN)/python benchmarks/adapt.py
+	$(BIN)/python benchmarks/adapt.py --save $(OUT)/adapt.json
+	$(BIN)/python benchmarks/page.py --save $(OUT)/page.json
 
 bench-peers: $(READY)
 	mkdir -p $(OUT)

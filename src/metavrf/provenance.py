@@ -28,6 +28,8 @@ def provenance(seed: int) -> dict[str, Any]:
 def _program() -> str:
     """The name of the program as one types it."""
     started = Path(sys.argv[0])
+    if started.suffix == ".py" and started.name != "__main__.py":
+        return f"python {started.name if started.is_absolute() else started}"
     return started.parent.name if started.name == "__main__.py" else started.name
 
 
