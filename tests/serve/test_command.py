@@ -86,6 +86,23 @@ def test_the_model_of_curves_and_those_beside_it_are_taken(curve_runs: tuple[Pat
     assert len(alone.curves.models) == 1
 
 
+def test_maml_is_shown_beside_the_curve(curve_runs: tuple[Path, Path], tmp_path: Path) -> None:
+    import metavrf
+    from metavrf.serve.models import CurveTask
+
+    tiny = {"iterations": 2, "validate_every": 2, "validate_tasks": 4, "batch": 3}
+    metavrf.train("sine", learner="maml", shot=4, out=tmp_path / "maml", quiet=True, **tiny)
+    served = Serve(curve_model=str(curve_runs[0]), curve_beside=[str(tmp_path / "maml")]).served()
+    assert served.curves is not None
+    task = CurveTask([-3.0, -1.0, 0.5, 2.0], [1.0, -2.0, 0.5, 1.5])
+    moved = CurveTask(task.x, [*task.y[:-1], -1.5])
+    (_, maml), (_, changed) = (served.curves.predict(points, [-4.0, 0.0, 4.0]) for points in (task, moved))
+    assert maml.name == "maml"
+    assert maml.low is not None and maml.high is not None
+    assert all(low < mean < high for low, mean, high in zip(maml.low, maml.mean, maml.high, strict=True))
+    assert maml.mean != changed.mean
+
+
 def test_shipped_curve_models_are_found_by_name_and_may_be_missing(
     curve_runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
