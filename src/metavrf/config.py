@@ -99,6 +99,9 @@ class MetaVRFSettings:
     """Number L of posterior samples, each of D bases."""
     kl_weight: float = 1e-3
     """Weight of the KL divergence in the loss; 1 is the paper's."""
+    prototype_weight: float = 0.0
+    """Weight of a prototypical network's loss on the same features, in classification: it teaches the embedding where
+    samples are so far apart that the kernel has no gradient left. 0 is the paper's."""
     ridge: float = 1e-6
     """λ of ridge regression at the start; it is learned."""
     gamma: float = 1.0
@@ -234,7 +237,17 @@ class Config:
 _AT_LEAST_ONE = {"shot", "query", "test_query", "batch", "bases", "samples", "iterations", "validate_every", "devices"}
 _AT_LEAST_ONE |= {"channels", "inner_steps"}
 _POSITIVE = {"ridge", "gamma", "lr", "inner_lr"}
-_NOT_NEGATIVE = {"kl_weight", "distance", "train_bases", "clip", "patience", "threads", "warmup", "seed"}
+_NOT_NEGATIVE = {
+    "kl_weight",
+    "prototype_weight",
+    "distance",
+    "train_bases",
+    "clip",
+    "patience",
+    "threads",
+    "warmup",
+    "seed",
+}
 _NOT_NEGATIVE |= {"train_way", "train_shot", "most_shot", "split_seed", "dropout", "project", "test_inner_steps"}
 _KINDS = {bool: "true or false", str: "a name", int: "a whole number", float: "a number"}
 

@@ -24,6 +24,7 @@ from metavrf.kernels.random_features import Draws, draw_bases, explicit_bases, e
 from metavrf.learners.adapted import Adapted
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import RidgeHead
+from metavrf.learners.prototypical import nearest_prototype
 from metavrf.nn.inference import Context, Prior, TaskSummary, gaussian_kl
 from metavrf.nn.mlp import GaussianMLP
 from metavrf.tasks.source import Description
@@ -189,6 +190,7 @@ class MetaVRF(KernelLearner):
 
     def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
         """Solve embedded (1) tasks; in training mode they are a sequence, in evaluation independent of each other."""
+        embedded = episodes
         episodes, _ = self.placed(episodes)
         mean, log_variance = self.infer(episodes)  # 2, 3, 4: q(ω|h)
         prediction = self.regress(episodes, mean, torch.exp(0.5 * log_variance), generator)  # 6, 7, 8
@@ -200,4 +202,8 @@ class MetaVRF(KernelLearner):
             mean.unsqueeze(1), log_variance.unsqueeze(1), prior_mean, prior_log_variance
         ).mean()  # over queries
         loss = prediction.loss + self.settings.kl_weight * kl  # 9: the negative ELBO
-        return replace(prediction, loss=loss, terms=prediction.terms | {"kl": kl})
+        terms = prediction.terms | {"kl": kl}
+        if self.settings.prototype_weight and episodes.way is not None:  # beyond the paper
+            terms["prototypical"] = nearest_prototype(embedded).loss
+            loss = loss + self.settings.prototype_weight * terms["prototypical"]
+        return replace(prediction, loss=loss, terms=terms)

@@ -21,7 +21,12 @@ class Prototypical(Learner):
     solves = ("classification",)
 
     def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
-        """Logits are -‖z - c‖² = 2 zᵀc - ‖c‖² - ‖z‖²; the last is the same for all classes, so it is left out."""
-        prototypes = episodes.prototypes(episodes.support_x)  # c  [T, C, d]
-        logits = 2 * episodes.query_x @ prototypes.mT - prototypes.square().sum(-1).unsqueeze(-2)  # [T, Q, C]
-        return of_logits(logits.unsqueeze(0), episodes)
+        """Classify embedded queries."""
+        return nearest_prototype(episodes)
+
+
+def nearest_prototype(episodes: Episodes) -> Prediction:
+    """Logits are -‖z - c‖² = 2 zᵀc - ‖c‖² - ‖z‖²; the last is the same for all classes, so it is left out."""
+    prototypes = episodes.prototypes(episodes.support_x)  # c  [T, C, d]
+    logits = 2 * episodes.query_x @ prototypes.mT - prototypes.square().sum(-1).unsqueeze(-2)  # [T, Q, C]
+    return of_logits(logits.unsqueeze(0), episodes)
