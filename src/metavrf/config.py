@@ -237,18 +237,9 @@ class Config:
 _AT_LEAST_ONE = {"shot", "query", "test_query", "batch", "bases", "samples", "iterations", "validate_every", "devices"}
 _AT_LEAST_ONE |= {"channels", "inner_steps"}
 _POSITIVE = {"ridge", "gamma", "lr", "inner_lr"}
-_NOT_NEGATIVE = {
-    "kl_weight",
-    "prototype_weight",
-    "distance",
-    "train_bases",
-    "clip",
-    "patience",
-    "threads",
-    "warmup",
-    "seed",
-}
+_NOT_NEGATIVE = {"kl_weight", "distance", "train_bases", "clip", "patience", "threads", "warmup", "seed"}
 _NOT_NEGATIVE |= {"train_way", "train_shot", "most_shot", "split_seed", "dropout", "project", "test_inner_steps"}
+_NOT_NEGATIVE |= {"prototype_weight"}
 _KINDS = {bool: "true or false", str: "a name", int: "a whole number", float: "a number"}
 
 

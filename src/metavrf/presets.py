@@ -22,6 +22,7 @@ _PAPER: dict[str, Any] = {
     "train_bases": 0,
     "context_skip": False,
     "kl_weight": 1.0,
+    "prototype_weight": 0.0,
     "lr": 1e-4,
     "schedule": "constant",
     "warmup": 0,
@@ -55,7 +56,7 @@ _PHOTOGRAPHS: dict[str, Any] = {
     "iterations": 16_000,
 }
 _IMAGE_SETS: dict[str, dict[str, Any]] = {
-    "omniglot": {"augment": "affine", "dropout": 0.05, "iterations": 7000},
+    "omniglot": {"augment": "affine", "mirror": True, "dropout": 0.05, "iterations": 6500},
     "cifar-fs": _PHOTOGRAPHS,
     "fc100": _PHOTOGRAPHS,
     "mini-imagenet": _PHOTOGRAPHS | {"embedding": "conv5", "query": 3, "iterations": 5000},
@@ -84,6 +85,7 @@ _PAPER_SETS: dict[str, dict[str, Any]] = {  # Table opt, and the dropout of the 
 _SAME_TASKS: dict[str, Any] = {"train_way": 0, "train_shot": 0}  # test tasks must be as training tasks were
 _MAML_CLASSES: dict[str, Any] = _SAME_TASKS | {"batch": 4, "query": 5, "dropout": 0.0, "lr": 2e-3, "iterations": 20_000}
 _BY_LEARNER: dict[str, dict[str, dict[str, Any]]] = {
+    "metavrf": {"omniglot": {"prototype_weight": 1.0}},
     "rff": {"all": {"context": "none", "bases": 2048, "draw": "fixed"}},  # standard features are drawn once
     "r2d2": {"classes": {"ridge": 10.0}},
     "relation": {"classes": {"train_way": 20}},
@@ -153,7 +155,7 @@ def preset(task: str, learner: str = "metavrf", name: str = "default") -> Config
     if name == "paper":
         layers.append(_PAPER)
         if classes:
-            layers.append({"train_way": 0, "train_shot": 0, "query": 15, "augment": "none"})
+            layers.append({"train_way": 0, "train_shot": 0, "query": 15, "augment": "none", "mirror": False})
             layers.append(_PAPER_SETS.get(task, _PAPER_SETS["mini-imagenet"]))
         layers += [_BY_LEARNER_PAPER.get(learner, {}).get(kind, {}) for kind in kinds]
     for options in layers:

@@ -17,6 +17,7 @@ from metavrf.kernels.random_features import exact_kernel
 from metavrf.learners import build
 from metavrf.learners.base import Prediction
 from metavrf.learners.metavrf import MetaVRF
+from metavrf.learners.prototypical import Prototypical
 from metavrf.nn.inference import laplace_attention
 from metavrf.nn.mlp import MLP
 from metavrf.randomness import stream
@@ -416,6 +417,28 @@ def test_classes_have_logits_and_the_two_terms(context: str) -> None:
     assert prediction.loss is not None
     assert torch.isfinite(prediction.loss)
     torch.testing.assert_close(prediction.loss, prediction.terms["nll"] + 0.5 * prediction.terms["kl"])
+
+
+def test_a_prototypical_loss_is_added_where_asked_for_and_reaches_the_embedding_alone() -> None:
+    episodes = blobs(3, seed=0)
+    plain, taught = (
+        classifier(nn.Linear(8, 8), kl_weight=0.5, prototype_weight=weight).train() for weight in (0.0, 2.0)
+    )
+    taught.load_state_dict(plain.state_dict())
+    without, together = plain(episodes), taught(episodes)
+    prototypes = Prototypical(taught.embedding).train()(episodes)
+    assert prototypes.loss is not None and together.loss is not None and without.loss is not None
+    torch.testing.assert_close(together.terms["prototypical"], prototypes.loss)
+    torch.testing.assert_close(together.loss, without.loss + 2 * prototypes.loss)
+    together.terms["prototypical"].backward(retain_graph=True)
+    reached = {name for name, weight in taught.named_parameters() if weight.grad is not None}
+    assert reached == {"embedding.weight", "embedding.bias"}
+    assert torch.equal(together.mean, without.mean)
+
+
+def test_a_prototypical_loss_is_for_classes_alone() -> None:
+    prediction: Prediction = learner(prototype_weight=1.0).train()(sine())
+    assert "prototypical" not in prediction.terms
 
 
 @pytest.mark.parametrize("context", ["none", "bilstm"])

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,7 +91,7 @@ def test_maml_is_shown_beside_the_curve(curve_runs: tuple[Path, Path], tmp_path:
     import metavrf
     from metavrf.serve.models import CurveTask
 
-    tiny = {"iterations": 2, "validate_every": 2, "validate_tasks": 4, "batch": 3}
+    tiny: dict[str, Any] = {"iterations": 2, "validate_every": 2, "validate_tasks": 4, "batch": 3}
     metavrf.train("sine", learner="maml", shot=4, out=tmp_path / "maml", quiet=True, **tiny)
     served = Serve(curve_model=str(curve_runs[0]), curve_beside=[str(tmp_path / "maml")]).served()
     assert served.curves is not None

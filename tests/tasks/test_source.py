@@ -323,8 +323,8 @@ def test_mirror_images_are_trained_on_as_classes_and_never_tested_on(
 ) -> None:
     folder = write_glyph_folder(tmp_path / "pictures", range(8), drawers=6)
     plain, doubled, eightfold = (
-        open_tasks(str(folder), DataSettings(image_size=16, grey=True, **how))
-        for how in ({}, {"mirror": True}, {"mirror": True, "rotate": True})
+        open_tasks(str(folder), DataSettings(image_size=16, grey=True, mirror=mirror, rotate=rotate))
+        for mirror, rotate in ((False, False), (True, False), (True, True))
     )
     assert isinstance(plain, ClassTasks) and isinstance(doubled, ClassTasks) and isinstance(eightfold, ClassTasks)
     bank, upright = doubled.banks["train"], plain.banks["train"].compact()

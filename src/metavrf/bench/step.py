@@ -64,6 +64,7 @@ def step_config(work: Work, learner: str = "metavrf", **options: Any) -> Config:
         "channels": work.channels,
         "bases": work.bases,
         "dropout": 0.0,
+        "prototype_weight": 0.0,
     }
     return preset("omniglot", learner).with_options(**shape | options)
 

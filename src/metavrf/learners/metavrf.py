@@ -204,6 +204,6 @@ class MetaVRF(KernelLearner):
         loss = prediction.loss + self.settings.kl_weight * kl  # 9: the negative ELBO
         terms = prediction.terms | {"kl": kl}
         if self.settings.prototype_weight and episodes.way is not None:  # beyond the paper
-            terms["prototypical"] = nearest_prototype(embedded).loss
+            terms["prototypical"] = nearest_prototype(embedded).terms["nll"]
             loss = loss + self.settings.prototype_weight * terms["prototypical"]
         return replace(prediction, loss=loss, terms=terms)
