@@ -162,6 +162,7 @@ def test_impossible_trainings_are_one_sentence_and_leave_nothing(
 @pytest.fixture(scope="module")
 def packed(run: Path, place: Path) -> Path:
     options = shlex.split("--ways 2 3 --shots 1 --transductive-ways 3 --episodes 20 --transductive-episodes 10")
+    options += shlex.split("--transductive-shares 1 0.5")
     main(["pack", str(run), "--out", str(place / "packed"), *options])
     return place / "packed"
 
@@ -182,14 +183,22 @@ def test_a_card_says_what_evaluate_says(packed: Path) -> None:
         (2, "inductive"),
         (3, "inductive"),
         (3, "transductive"),
+        (3, "transductive"),
     ]
+    assert [test.get("own_share") for test in card["tests"]] == [None, None, None, 0.5]
     text = (packed / "README.md").read_text()
     for test in card["tests"]:
         again = metavrf.evaluate(
-            packed, tasks=test["tasks"], way=test["way"], shot=test["shot"], protocol=test["protocol"]
+            packed,
+            tasks=test["tasks"],
+            way=test["way"],
+            shot=test["shot"],
+            protocol=test["protocol"],
+            own_share=test.get("own_share", 1.0),
         )
         assert again.mean == pytest.approx(test["mean"])
         assert f"{again.mean:.2f} ± {again.ci95:.2f}" in text
+    assert "50 % of the episode's statistics" in text
     assert "metavrf train" in text or "pytest" in text  # the command that made it
 
 

@@ -40,6 +40,7 @@ def save_pretrained(
     tasks: int | None = None,
     transductive_ways: Sequence[int] = (5,),
     transductive_tasks: int = 600,
+    transductive_shares: Sequence[float] = (1.0,),
 ) -> Path:
     """Write a finished run to ``folder`` as a small model with a card, ready for the Hugging Face hub.
 
@@ -55,6 +56,7 @@ def save_pretrained(
         transductive_ways: of these, to test the transductive protocol at too. It embeds every task anew, which takes
             long, so it has ways and a number of its own.
         transductive_tasks: number of test tasks of the transductive protocol.
+        transductive_shares: weights of the episode's statistics to test it at, beside running ones.
     """
     source = Run.open(run)
     result = source.result()
@@ -75,7 +77,10 @@ def save_pretrained(
         settings = [(way, shot) for way in ([None] if regression else ways) for shot in shots]
         measured = [api.evaluate(packed.path, way=way, shot=shot, tasks=tasks) for way, shot in settings]
         measured += [
-            api.evaluate(packed.path, way=way, shot=shot, tasks=transductive_tasks, protocol="transductive")
+            api.evaluate(
+                packed.path, way=way, shot=shot, tasks=transductive_tasks, protocol="transductive", own_share=share
+            )
+            for share in transductive_shares
             for way, shot in settings
             if way in transductive_ways
         ]
@@ -165,7 +170,7 @@ def _class_table(tests: Sequence[Mapping[str, Any]]) -> list[str]:
         "| ways | shots | protocol | episodes | accuracy (%) | nll | calibration error |",
         "|---|---|---|---|---|---|---|",
         *(
-            f"| {test['way']} | {test['shot']} | {test['protocol']} | {test['tasks']} "
+            f"| {test['way']} | {test['shot']} | {_protocol(test)} | {test['tasks']} "
             f"| {test['mean']:.2f} ± {test['ci95']:.2f} | {test['nll']:.4f} | {test['ece']:.4f} |"
             for test in tests
         ),
@@ -174,6 +179,11 @@ def _class_table(tests: Sequence[Mapping[str, Any]]) -> list[str]:
         sentence = "normalised by the whole episode's statistics, so a prediction depends on the other queries."
         lines += ["", f"Transductive: {sentence}"]
     return lines
+
+
+def _protocol(test: Mapping[str, Any]) -> str:
+    share = test.get("own_share")
+    return test["protocol"] + (f", {100 * share:g} % of the episode's statistics" if share else "")
 
 
 def _function_table(tests: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -95,7 +95,7 @@ def test_learners_train_for_the_same_time_and_are_validated_as_it_passes(
     assert picture.read_bytes().startswith(PNG)
 
 
-@pytest.mark.parametrize("name", ["bench.json", "peers.json"])
+@pytest.mark.parametrize("name", ["bench.json", "peers.json", "accuracy.json"])
 def test_the_page_shows_the_tables_of_the_kept_results_verbatim(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     kept = DOCS / "results" / name
     if not kept.exists():

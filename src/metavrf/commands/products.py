@@ -53,6 +53,9 @@ class Pack:
     transductive_tasks: Annotated[int, arg(aliases=["--transductive-episodes"])] = 600
     """Test tasks of the transductive protocol."""
 
+    transductive_shares: tuple[float, ...] = (1.0,)
+    """Weights of the episode's statistics to test it at, beside running ones."""
+
     def run(self) -> None:
         """Pack, and print the card."""
         from metavrf.pack import save_pretrained
@@ -65,5 +68,6 @@ class Pack:
             tasks=self.tasks,
             transductive_ways=self.transductive_ways,
             transductive_tasks=self.transductive_tasks,
+            transductive_shares=self.transductive_shares,
         )
         print((folder / "README.md").read_text())
