@@ -20,7 +20,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 docs: $(READY)
-	$(BIN)/pdoc --docformat google --output-directory site metavrf
+	$(BIN)/python docs/reference.py site
 
 bench: $(READY)
 	mkdir -p $(OUT)

@@ -78,7 +78,8 @@ __all__ = [  # noqa: RUF022 - as in _HOMES
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'metavrf' has no attribute {name!r}")
-    return getattr(import_module(f"metavrf.{_HOMES[name]}"), name)
+    value = globals()[name] = getattr(import_module(f"metavrf.{_HOMES[name]}"), name)
+    return value
 
 
 def __dir__() -> list[str]:
