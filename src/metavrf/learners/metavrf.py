@@ -29,6 +29,9 @@ from metavrf.nn.inference import Context, Prior, TaskSummary, gaussian_kl
 from metavrf.nn.mlp import GaussianMLP
 from metavrf.tasks.source import Description
 
+# A kernel is even in the mean of its bases, so at zero that mean has no gradient: functions could stay there for long.
+FUNCTIONS_START = 0.5
+
 
 class KernelLearner(Learner):
     """Embedding, length scale, random features and ridge: what MetaVRF and plain random features share.
@@ -174,9 +177,10 @@ class MetaVRF(KernelLearner):
         super().__init__(embedding, features, settings, regression=targets is not None, generator=generator)
         self.summary = TaskSummary(features, targets or 0 if settings.context_inputs == "xy" else 0)
         self.context = Context(settings.context, features, skip=settings.context_skip)
-        # From x alone, starting at N(0, I) avoids poor minima; with y it slows the encoder down (docs/results.md).
-        standard_start = settings.context_inputs == "x"
-        self.posterior = GaussianMLP(self.context.size, features, features, standard_start=standard_start)
+        # From x alone, starting all tasks alike avoids poor minima; with y it slows the encoder down (docs/results.md).
+        alike = FUNCTIONS_START if targets else 0.0
+        start = alike if settings.context_inputs == "x" else None
+        self.posterior = GaussianMLP(self.context.size, features, features, start=start)
         self.prior = Prior(features)
 
     @classmethod
