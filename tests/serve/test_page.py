@@ -336,7 +336,7 @@ def test_a_tab_has_an_address_of_its_own_and_the_page_starts_at_its_top(phone: P
 
 
 def test_the_page_names_its_models_and_their_protocol(page: Page) -> None:
-    assert "Model omniglot: MetaVRF, context bilstm" in page.inner_text("#draw-model")
+    assert "Model omniglot: MetaVRF, context none" in page.inner_text("#draw-model")
     assert "Protocol: inductive" in page.inner_text("#draw-model")
     page.click("#tab-curve")
     for name in ("small-sine", "small-rff"):
