@@ -38,7 +38,7 @@ def test_the_quickstart_runs_from_top_to_bottom_and_its_model_is_as_good_as_it_s
     done = run(["-W", "error", "-c", "\n".join(code_blocks("docs/quickstart.md"))], tmp_path)
     assert done.returncode == 0, done.stderr
     (accuracy,) = re.findall(r"new pictures: (\S+)", done.stdout)
-    assert float(accuracy) > 0.9
+    assert float(accuracy) > 0.85  # chance is 0.25
     (wine,) = re.findall(r"^accuracy: (\S+)", done.stdout, flags=re.MULTILINE)
     assert float(wine) > 0.9
     assert "seven" in done.stdout
