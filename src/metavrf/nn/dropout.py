@@ -11,8 +11,7 @@ _STEPS = 1 << 16  # that a share is rounded to: two bytes an element
 def dropout(x: Tensor, share: float) -> Tensor:
     """Set each element to zero with probability ``share`` and scale the others, so that the mean is kept.
 
-    PyTorch's own draws one random number an element on a CPU, which takes as long as the convolutions. This one cuts
-    each into four.
+    PyTorch's own draws one random number an element on a CPU, which takes long. This one cuts each into four.
     """
     threshold = min(round(share * _STEPS), _STEPS - 1)
     words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)

@@ -25,7 +25,6 @@ class _MaxPool(torch.autograd.Function):
         pooled, where = torch.ops.aten.max_pool2d_with_indices(x, *_WINDOW, ceil)
         ctx.save_for_backward(like, where)
         ctx.ceil = ceil
-        ctx.mark_non_differentiable(where)
         return pooled
 
     @staticmethod
