@@ -49,8 +49,9 @@ class DataSettings:
     """How classes are split: for omniglot vinyals, random or lake; empty for the data set's usual split."""
     split_seed: int = 0
     """Seed of a random split."""
-    augment: Literal["none", "crop-flip", "affine"] = "none"
-    """Change training images at random: shift and flip (photographs), or turn, stretch and shift (drawings)."""
+    augment: Literal["none", "crop-flip", "affine", "photo"] = "none"
+    """Change training images at random: shift and flip, or more (photo: cut, flip, change light and colour, cover a
+    part); turn, stretch and shift drawings (affine)."""
     rotate: bool = False
     """Train on the rotations of images by 90° as classes of their own (omniglot has them in any case)."""
     mirror: bool = False

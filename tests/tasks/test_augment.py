@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glyphs import glyph_bank
 from metavrf.tasks import augment
-from metavrf.tasks.augment import AUGMENTATIONS, affine, crop_and_flip
+from metavrf.tasks.augment import AUGMENTATIONS, affine, crop_and_flip, photographed_anew
 
 Change = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -90,3 +90,52 @@ def test_an_affine_map_leaves_about_as_much_ink(generator: torch.Generator) -> N
     assert ratio.mean().item() == pytest.approx(1, abs=0.03)
     assert 0.75 < ratio.min() < 0.9
     assert 1.1 < ratio.max() < 1.35
+
+
+def test_a_photograph_taken_anew_without_any_change_is_the_image_or_its_mirror_image(
+    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    for name, still in (("SMALLEST_CUT", 1.0), ("LARGEST_HOLE", 0.0), ("JITTER", 0.0)):
+        monkeypatch.setattr(augment, name, still)
+    images = noise(200, 3, 16, 16)
+    same, flipped = (
+        (photographed_anew(images, torch.Generator().manual_seed(0)) == way).flatten(1).all(1)
+        for way in (images, images.flip(-1))
+    )
+    assert (same | flipped).all()
+    assert 70 < same.sum() < 130
+
+
+def test_a_photograph_taken_anew_is_cut_from_within_the_image(
+    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    for name in ("LARGEST_HOLE", "JITTER"):
+        monkeypatch.setattr(augment, name, 0.0)
+    ramp = (torch.arange(50, dtype=torch.uint8) * 5).expand(300, 1, 50, 50)  # brighter from left to right
+    cut = photographed_anew(ramp, generator).float()
+    span = (cut.amax((1, 2, 3)) - cut.amin((1, 2, 3))) / 245
+    assert 0.58 < span.min() < 0.63
+    assert 0.97 < span.max() <= 1
+    assert torch.equal(cut, cut[:, :, :1].expand_as(cut))
+
+
+def test_light_changes_by_up_to_two_fifths_and_the_hole_is_as_bright_as_the_image(
+    generator: torch.Generator,
+) -> None:
+    grey = torch.full((2000, 3, 8, 8), 100, dtype=torch.uint8)
+    changed = photographed_anew(grey, generator).float()
+    assert torch.equal(changed, changed[:, :1, :1, :1].expand_as(changed))  # contrast, colour and hole show nothing
+    assert 60 <= changed.min() < 62
+    assert 138 < changed.max() <= 140
+
+
+def test_a_hole_covers_at_most_a_quarter_of_a_photograph(
+    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    for name, still in (("SMALLEST_CUT", 1.0), ("JITTER", 0.0)):
+        monkeypatch.setattr(augment, name, still)
+    checks = (255 * ((torch.arange(32) + torch.arange(32).unsqueeze(1)) % 2)).to(torch.uint8).expand(500, 1, 32, 32)
+    changed = photographed_anew(checks, generator)
+    covered = ((changed != 0) & (changed != 255)).float().mean((1, 2, 3))
+    assert 0.2 < covered.max() <= 0.26
+    assert covered.mean().item() == pytest.approx(1 / 16, abs=0.01)  # sides of a quarter on average
