@@ -137,6 +137,45 @@ def test_gradients_of_fit_and_posterior_match_finite_differences(form: str) -> N
     assert torch.autograd.gradcheck(solve, inputs)
 
 
+@pytest.mark.parametrize("lam", [1e-6, 0.1])
+def test_solving_in_one_go_is_the_dual_form(lam: float) -> None:
+    phi, targets, query = problem(samples=5, bases=9)
+    fitted = ridge.fit(phi, targets, lam, "dual")
+    kernel = ridge.kernel_of(torch.cat([phi, query], dim=-2), 5)
+    torch.testing.assert_close(kernel, torch.cat([phi @ phi.mT, phi @ query.mT], dim=-1))
+    solved = ridge.solve(kernel, targets, torch.tensor(lam, dtype=torch.double), query.square().sum(-1))
+    for ours, expected in zip(solved, (*fitted.posterior(query), fitted.energy), strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_the_hand_written_gradient_matches_finite_differences() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes: tuple[tuple[int, ...], ...] = ((2, 3, 5, 4), (3, 3, 2), (), (2, 3, 2))
+    phi, targets, log_lambda, prior = (
+        torch.rand(s, generator=generator, dtype=torch.double).requires_grad_() for s in shapes
+    )
+
+    def solve(phi: Tensor, targets: Tensor, log_lambda: Tensor, prior: Tensor) -> tuple[Tensor, ...]:
+        return ridge.solve(ridge.kernel_of(phi, 3), targets, log_lambda.exp(), prior + 2)
+
+    assert torch.autograd.gradcheck(solve, (phi, targets, log_lambda, prior))
+
+
+@pytest.mark.parametrize("lam", [1e-8, 0.1])
+def test_the_hand_written_gradient_is_that_of_the_plain_form(lam: float) -> None:
+    phi, targets, query = (tensor.requires_grad_() for tensor in problem(samples=5, bases=9))
+    weight = torch.tensor(lam, dtype=torch.double, requires_grad=True)
+    inputs = (phi, targets, query, weight)
+    fitted = ridge.fit(phi, targets, weight, "dual")
+    plain = (*fitted.posterior(query), fitted.energy)
+    solved = ridge.solve(ridge.kernel_of(torch.cat([phi, query], dim=-2), 5), targets, weight, query.square().sum(-1))
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(p.shape, generator=generator, dtype=torch.double) for p in plain]
+    gradients = (torch.autograd.grad(outputs, inputs, weights) for outputs in (plain, tuple(solved)))
+    for expected, ours in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-8)
+
+
 @pytest.mark.parametrize("form", ["dual", "primal"])
 def test_explicit_weights_and_root_predict_without_a_solve(form: str) -> None:
     phi, targets, query = problem(samples=5, bases=9)

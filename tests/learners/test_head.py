@@ -28,6 +28,10 @@ def features(draws: int, samples: int) -> Tensor:
     return torch.randn(draws, 3, samples, 10) / math.sqrt(10)
 
 
+def both(support: Tensor, query: Tensor) -> Tensor:
+    return torch.cat([support, query], dim=2)
+
+
 def regression_tasks() -> Episodes:
     """Inputs do not matter to the head."""
     return Episodes(torch.zeros(3, 4, 1), torch.randn(3, 4, 2), torch.zeros(3, 6, 1), torch.randn(3, 6, 2))
@@ -40,7 +44,7 @@ def class_tasks() -> Episodes:
 
 def test_mean_is_scaled_and_shifted_ridge_regression() -> None:
     support, query, episodes = features(1, 4), features(1, 6), regression_tasks()
-    mean = head()(support, query, episodes).mean.detach()
+    mean = head()(both(support, query), episodes).mean.detach()
     for task in range(3):
         s, q = support[0, task].double().numpy(), query[0, task].double().numpy()
         alpha = np.linalg.solve(s @ s.T + (0.05 + RIDGE_FLOOR) * np.eye(4), episodes.support_y[task].double().numpy())
@@ -49,7 +53,7 @@ def test_mean_is_scaled_and_shifted_ridge_regression() -> None:
 
 def test_variance_is_the_gaussian_process_scaled_by_the_data_plus_noise() -> None:
     support, query, episodes = features(1, 4), features(1, 6), regression_tasks()
-    std = head()(support, query, episodes).std.detach()
+    std = head()(both(support, query), episodes).std.detach()
     for task in range(3):
         s, q = support[0, task].double().numpy(), query[0, task].double().numpy()
         y = episodes.support_y[task].double().numpy()
@@ -61,7 +65,7 @@ def test_variance_is_the_gaussian_process_scaled_by_the_data_plus_noise() -> Non
 
 def test_regression_nll_is_that_of_torch_distributions() -> None:
     support, query, episodes = features(1, 4), features(1, 6), regression_tasks()
-    prediction = head()(support, query, episodes)
+    prediction = head()(both(support, query), episodes)
     assert episodes.query_y is not None
     expected = -Normal(prediction.mean, prediction.std).log_prob(episodes.query_y).mean()
     torch.testing.assert_close(prediction.terms["nll"], expected)
@@ -71,14 +75,14 @@ def test_regression_nll_is_that_of_torch_distributions() -> None:
 def test_small_curves_get_narrow_bands() -> None:
     support, query, episodes = features(1, 4), features(1, 6), regression_tasks()
     small = Episodes(episodes.support_x, 0.01 * episodes.support_y, episodes.query_x)
-    assert (head()(support, query, small).std < head()(support, query, episodes).std).all()
+    assert (head()(both(support, query), small).std < head()(both(support, query), episodes).std).all()
 
 
 def test_regression_samples_are_averaged_and_their_spread_is_in_the_deviation() -> None:
     support, query, episodes = features(5, 4), features(5, 6), regression_tasks()
     made = head()
-    together = made(support, query, episodes)
-    singles = [made(s, q, episodes) for s, q in zip(support.split(1), query.split(1), strict=True)]
+    together = made(both(support, query), episodes)
+    singles = [made(both(s, q), episodes) for s, q in zip(support.split(1), query.split(1), strict=True)]
     means, variances = torch.stack([p.mean for p in singles]), torch.stack([p.std.square() for p in singles])
     torch.testing.assert_close(together.samples, means)
     torch.testing.assert_close(together.mean, means.mean(0))
@@ -89,7 +93,7 @@ def test_regression_samples_are_averaged_and_their_spread_is_in_the_deviation() 
 
 def test_class_samples_are_averaged_as_probabilities() -> None:
     support, query, episodes = features(5, 4), features(5, 6), class_tasks()
-    prediction = head(regression=False, lam=1e-3)(support, query, episodes)
+    prediction = head(regression=False, lam=1e-3)(both(support, query), episodes)
     probabilities = prediction.samples.softmax(-1).mean(0)
     torch.testing.assert_close(prediction.mean.softmax(-1), probabilities)
     assert (prediction.samples.mean(0).softmax(-1) - probabilities).abs().max() > 0.01  # not as logits
@@ -97,7 +101,7 @@ def test_class_samples_are_averaged_as_probabilities() -> None:
 
 def test_class_nll_is_the_cross_entropy_of_the_samples() -> None:
     support, query, episodes = features(2, 4), features(2, 6), class_tasks()
-    prediction = head(regression=False)(support, query, episodes)
+    prediction = head(regression=False)(both(support, query), episodes)
     assert episodes.query_y is not None
     picked = prediction.samples.log_softmax(-1).gather(-1, episodes.query_y.expand(2, -1, -1).unsqueeze(-1))
     torch.testing.assert_close(prediction.loss, -picked.mean())
@@ -108,9 +112,9 @@ def test_class_nll_is_the_cross_entropy_of_the_samples() -> None:
 def test_without_answers_there_is_a_prediction_and_no_loss(regression: bool) -> None:
     episodes = regression_tasks() if regression else class_tasks()
     support, query, made = features(1, 4), features(1, 6), head(regression)
-    answered = made(support, query, episodes)
+    answered = made(both(support, query), episodes)
     episodes.query_y = None
-    unanswered = made(support, query, episodes)
+    unanswered = made(both(support, query), episodes)
     assert unanswered.loss is None
     assert unanswered.terms == {}
     assert torch.equal(answered.mean, unanswered.mean)
@@ -122,7 +126,6 @@ def test_penalty_is_positive_however_far_it_is_driven_down() -> None:
         made.log_lambda.fill_(-200.0)
     assert made.lam.item() == pytest.approx(RIDGE_FLOOR)
     support, episodes = features(1, 4), regression_tasks()
-    fit = (
-        made(support, support, Episodes(episodes.support_x, episodes.support_y, episodes.support_x)).mean - 0.3
-    ) / 1.5
+    itself = Episodes(episodes.support_x, episodes.support_y, episodes.support_x)
+    fit = (made(both(support, support), itself).mean - 0.3) / 1.5
     torch.testing.assert_close(fit, episodes.support_y, rtol=0, atol=1e-4)  # solved in double, so it interpolates

@@ -206,12 +206,11 @@ class Pieces:
             v.detach().requires_grad_() for v in learner.posterior(learner.context(learner.summary(features)))
         )
         std = torch.exp(0.5 * log_variance).detach().requires_grad_()
-        sizes = [features.support_x.shape[1], features.query_x.shape[1]]
         draws = learner.draws(stream(0, "draws"))
         phi = fourier_features(z, mean, std, draws).detach().requires_grad_()
 
         def ridge() -> None:
-            prediction = learner.head(*phi.split(sizes, dim=2), features)
+            prediction = learner.head(phi, features)
             assert prediction.loss is not None
             backward(prediction.loss)
 

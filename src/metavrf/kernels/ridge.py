@@ -11,10 +11,11 @@ process of unit prior scale and noise λ: k(x, x) - k̃ᵀ(K + λI)⁻¹k̃ = λ
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from metavrf.errors import UserError
 
@@ -113,12 +114,87 @@ def fit(phi: Tensor, targets: Tensor, lam: Tensor | float, form: str = "auto") -
     raise UserError(f"ridge {form=} is unknown: choose auto, dual or primal")
 
 
-def fit_kernel(gram: Tensor, targets: Tensor, lam: Tensor) -> Ridge:
-    """The dual form from a kernel matrix ``gram [..., S, S]``; the features of a query are its K̃, ``[..., Q, S]``."""
-    factor = _cholesky(gram, lam)
-    alpha = torch.cholesky_solve(targets, factor)
-    unit = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device).expand_as(gram)
-    return Ridge(alpha, factor, unit, lam, (targets * alpha).sum(-2))
+class Posterior(NamedTuple):
+    """What ridge regression says of queries, and of the data it was fitted to.
+
+    Attributes:
+        mean: ŷ ``[..., Q, p]``.
+        variance: of the Gaussian process, ``[..., Q]``.
+        energy: as of :class:`Ridge`, ``[..., p]``.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    energy: Tensor
+
+
+def solve(kernel: Tensor, targets: Tensor, lam: Tensor, prior: Tensor | float = 1.0) -> Posterior:
+    """The dual form in one go: ``kernel [..., S, S + Q]`` is of the support with itself and with the queries, K | K̃.
+
+    ``prior`` is k(x, x) of each query, ``[..., Q]`` or one for all.
+    """
+    mean, explained, energy = _Solve.apply(kernel, targets, lam)
+    return Posterior(mean, (prior - explained).clamp_min(0), energy)
+
+
+def kernel_of(phi: Tensor, samples: int) -> Tensor:
+    """K | K̃ ``[..., S, S + Q]``: of the first ``samples`` of ``phi [..., S + Q, D]`` with all, in double precision."""
+    kernel: Tensor = _Kernel.apply(phi, samples)
+    return kernel
+
+
+class _Kernel(torch.autograd.Function):
+    """The product of some rows with all; written by hand, the gradients of the two meet without a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, phi: Tensor, samples: int) -> Tensor:
+        double = phi.double()
+        ctx.save_for_backward(double)
+        ctx.samples, ctx.dtype = samples, phi.dtype
+        return double[..., :samples, :] @ double.mT
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, kernel: Tensor) -> tuple[Tensor, None]:
+        (phi,) = ctx.saved_tensors
+        gradient = kernel.mT @ phi[..., : ctx.samples, :]
+        gradient[..., : ctx.samples, :] += kernel @ phi
+        return gradient.to(ctx.dtype), None
+
+
+class _Solve(torch.autograd.Function):
+    """K̃ᵀP Y, the diagonal of K̃ᵀP K̃, and that of YᵀP Y, for P = (K + λI)⁻¹ = (LLᵀ)⁻¹.
+
+    With W = L⁻¹[K̃ | Y] they are products of W with itself. The gradient follows from dP = -P·dK·P with one more solve,
+    X = P[K̃ | Y] = L⁻ᵀW; written by hand it is a dozen operations on small matrices, not a hundred.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, kernel: Tensor, targets: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        samples, queries = kernel.shape[-2], kernel.shape[-1] - kernel.shape[-2]
+        gram, cross = kernel.split([samples, queries], dim=-1)
+        factor = _cholesky(gram, lam)
+        right = torch.cat([cross, targets.expand(*cross.shape[:-1], -1)], dim=-1)
+        white = torch.linalg.solve_triangular(factor, right, upper=False)  # W
+        ctx.save_for_backward(factor, white, targets, lam)
+        squares = white.square().sum(-2)
+        of_queries, of_targets = white.split([queries, white.shape[-1] - queries], dim=-1)
+        return of_queries.mT @ of_targets, squares[..., :queries], squares[..., queries:]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, mean: Tensor, explained: Tensor, energy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        factor, white, targets, lam = ctx.saved_tensors
+        solved = torch.linalg.solve_triangular(factor.mT, white, upper=True)  # X = [A | α]
+        to_queries, to_targets = solved.split([mean.shape[-2], mean.shape[-1]], dim=-1)
+        by_mean = torch.cat([to_targets @ mean.mT, to_queries @ mean], dim=-1)
+        squares = solved * torch.cat([explained, energy], dim=-1).unsqueeze(-2)
+        right = torch.add(by_mean, squares, alpha=2)  # of [K̃ | Y]
+        squares[..., mean.shape[-2] :] += by_mean[..., mean.shape[-2] :]
+        gram = -(squares @ solved.mT)
+        kernel = torch.cat([gram, right[..., : mean.shape[-2]]], dim=-1)
+        of_lam = gram.diagonal(dim1=-2, dim2=-1).sum(-1).sum_to_size(lam.shape)
+        return kernel, right[..., mean.shape[-2] :].sum_to_size(targets.shape), of_lam
 
 
 def _cholesky(gram: Tensor, lam: Tensor) -> Tensor:

@@ -39,9 +39,25 @@ class RidgeHead(nn.Module):
         """λ, positive."""
         return RIDGE_FLOOR + self.log_lambda.exp()
 
-    def forward(self, support: Tensor, query: Tensor, episodes: Episodes) -> Prediction:
-        """Predict from features ``support [L, T, S, D]`` and ``query [L, T, Q, D]``."""
-        return self.likelihood(self, self.fit(support, episodes), query.double(), episodes)
+    def forward(self, phi: Tensor, episodes: Episodes) -> Prediction:
+        """Predict from features ``phi [L, T, S + Q, D]`` of the support and then the queries."""
+        samples = episodes.support_x.shape[1]
+        query = phi[..., samples:, :]
+        if samples > phi.shape[-1]:
+            fitted = self.fit(phi[..., :samples, :], episodes)
+            posterior = fitted.posterior(query.double(), unit_norm=self.unit_norm)
+            return self.likelihood(self, ridge.Posterior(*posterior, fitted.energy), episodes)
+        prior = 1.0 if self.unit_norm else torch.linalg.vecdot(query, query).double()
+        return self.kernel(ridge.kernel_of(phi, samples), episodes, prior)
+
+    def kernel(self, kernel: Tensor, episodes: Episodes, prior: Tensor | float = 1.0) -> Prediction:
+        """Predict from ``kernel [L, T, S, S + Q]`` of the support with all samples, and k(x, x) of the queries."""
+        kernel, targets = kernel.double(), episodes.support_targets.double()
+        if episodes.way is not None:
+            share = class_shares(episodes)
+            queries = kernel.shape[-1] - kernel.shape[-2]
+            kernel, targets = share * kernel * F.pad(share.mT, (0, queries), value=1.0), targets * share
+        return self.likelihood(self, ridge.solve(kernel, targets, self.lam.double(), prior), episodes)
 
     def fit(self, support: Tensor, episodes: Episodes) -> ridge.Ridge:
         """Solve for the support's targets in double precision."""
@@ -61,14 +77,6 @@ class RidgeHead(nn.Module):
         scale = self.likelihood.scale(fitted.energy, episodes).squeeze(1)
         noise = (2 * self.likelihood.log_noise).exp().double().reshape(1, 1)
         return Explicit(weights, beta, scale, noise, fitted.root.squeeze(1), dual=fitted.support is not None)
-
-    def kernel(self, gram: Tensor, cross: Tensor, episodes: Episodes) -> Prediction:
-        """Predict from kernels ``gram [L, T, S, S]`` of the support and ``cross [L, T, Q, S]``, k(x, x) = 1."""
-        gram, cross, targets = gram.double(), cross.double(), episodes.support_targets.double()
-        if episodes.way is not None:
-            share = class_shares(episodes)
-            gram, cross, targets = share * gram * share.mT, cross * share.mT, targets * share
-        return self.likelihood(self, ridge.fit_kernel(gram, targets, self.lam.double()), cross, episodes)
 
     def scaled(self, fit: Tensor) -> Tensor:
         """γ·fit + β."""
@@ -90,15 +98,16 @@ def class_shares(episodes: Episodes) -> Tensor:
 class CategoricalLikelihood(nn.Module):
     """Classes: softmax of the ridge outputs; posterior samples are averaged as probabilities."""
 
-    def forward(self, head: RidgeHead, fitted: ridge.Ridge, query: Tensor, episodes: Episodes) -> Prediction:
+    def forward(self, head: RidgeHead, posterior: ridge.Posterior, episodes: Episodes) -> Prediction:
         """Logits of L samples ``[L, T, Q, C]`` and their cross entropy."""
-        return of_logits(head.scaled(fitted.predict(query)), episodes)
+        return of_logits(head.scaled(posterior.mean), episodes)
 
 
 def of_logits(samples: Tensor, episodes: Episodes) -> Prediction:
     """What logits of L posterior samples ``[L, T, Q, C]`` predict; the loss is their mean cross entropy."""
     log_probabilities = samples.log_softmax(-1)
-    mean = log_probabilities.logsumexp(0) - math.log(len(samples))
+    one = len(samples) == 1
+    mean = log_probabilities[0] if one else log_probabilities.logsumexp(0) - math.log(len(samples))
     if episodes.query_y is None:
         return Prediction(mean, samples)
     target = episodes.query_y.expand(len(samples), -1, -1)
@@ -119,13 +128,11 @@ class GaussianLikelihood(nn.Module):
         self.log_scale = nn.Parameter(torch.tensor(0.0))  # log s₀
         self.log_weight = nn.Parameter(torch.tensor(0.0))  # log ν
 
-    def forward(self, head: RidgeHead, fitted: ridge.Ridge, query: Tensor, episodes: Episodes) -> Prediction:
+    def forward(self, head: RidgeHead, posterior: ridge.Posterior, episodes: Episodes) -> Prediction:
         """Mean and deviation of the mixture of L samples ``[L, T, Q, p]``, and the expected log likelihood."""
-        fit, process = fitted.posterior(query, unit_norm=head.unit_norm)
-        samples = head.scaled(fit)
-        scale = self.scale(fitted.energy, episodes).unsqueeze(-2)
-        variance = (scale * process.unsqueeze(-1) + (2 * self.log_noise).exp()).float()
-        return of_normals(samples, variance, episodes)
+        scale = self.scale(posterior.energy, episodes).unsqueeze(-2)
+        variance = (scale * posterior.variance.unsqueeze(-1) + (2 * self.log_noise).exp()).float()
+        return of_normals(head.scaled(posterior.mean), variance, episodes)
 
     def scale(self, energy: Tensor, episodes: Episodes) -> Tensor:
         """s² of each task ``[L, T, p]``."""
@@ -135,8 +142,10 @@ class GaussianLikelihood(nn.Module):
 
 def of_normals(samples: Tensor, variance: Tensor, episodes: Episodes) -> Prediction:
     """What L normals of means ``samples`` and ``variance [L, T, Q, p]`` predict; the loss is their mean nll."""
-    mean = samples.mean(0)
-    std = (variance.mean(0) + samples.var(0, correction=0)).sqrt()
+    if len(samples) == 1:
+        mean, std = samples[0], variance[0].sqrt()
+    else:
+        mean, std = samples.mean(0), (variance.mean(0) + samples.var(0, correction=0)).sqrt()
     if episodes.query_y is None:
         return Prediction(mean, samples, std)
     nll = F.gaussian_nll_loss(samples, episodes.query_y.expand_as(samples), variance, full=True)

@@ -112,9 +112,7 @@ class KernelLearner(Learner):
     def regress(self, episodes: Episodes, mean: Tensor, std: Tensor, generator: torch.Generator | None) -> Prediction:
         """Steps 6 to 8 on rescaled features: bases under N(mean, std²), kernel, ridge."""
         z = torch.cat([episodes.support_x, episodes.query_x], dim=1)
-        phi = fourier_features(z, mean, std, self.draws(generator))  # [L, T, S + Q, D]
-        support, query = phi.split([episodes.support_x.shape[1], episodes.query_x.shape[1]], dim=2)
-        return self.head(support, query, episodes)
+        return self.head(fourier_features(z, mean, std, self.draws(generator)), episodes)
 
     @abstractmethod
     def infer(self, episodes: Episodes) -> tuple[Tensor, Tensor]:

@@ -36,4 +36,4 @@ class R2D2(Learner):
 
     def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
         """Ridge in the dual, or in the primal where the support outnumbers the features."""
-        return self.head(episodes.support_x.unsqueeze(0), episodes.query_x.unsqueeze(0), episodes)
+        return self.head(torch.cat([episodes.support_x, episodes.query_x], dim=1).unsqueeze(0), episodes)

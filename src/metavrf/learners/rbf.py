@@ -35,13 +35,12 @@ class RBF(Learner):
 
     def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
         """k(z, z') = exp(-‖z - z'‖² / 2h²) with h the mean pairwise distance of the support."""
-        distance = _distance(episodes.support_x, episodes.support_x)  # [T, S, S]
-        pairs = max(1, distance.shape[1] * (distance.shape[1] - 1))
-        mean = distance.sum((1, 2), keepdim=True) / pairs
+        samples = episodes.support_x.shape[1]
+        distance = _distance(episodes.support_x, torch.cat([episodes.support_x, episodes.query_x], dim=1))
+        pairs = max(1, samples * (samples - 1))
+        mean = distance[..., :samples].sum((1, 2), keepdim=True) / pairs
         bandwidth = torch.where(mean > 0, mean, torch.ones_like(mean))  # one sample alone has no distance
-        gram = torch.exp(-0.5 * (distance / bandwidth).square())
-        cross = torch.exp(-0.5 * (_distance(episodes.query_x, episodes.support_x) / bandwidth).square())
-        return self.head.kernel(gram.unsqueeze(0), cross.unsqueeze(0), episodes)
+        return self.head.kernel(torch.exp(-0.5 * (distance / bandwidth).square()).unsqueeze(0), episodes)
 
 
 def _distance(z: Tensor, other: Tensor) -> Tensor:

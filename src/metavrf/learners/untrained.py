@@ -103,8 +103,9 @@ class LeaveOneOutHead(nn.Module):
         self.register_buffer("gammas", torch.logspace(0, 7, 8, base=2.0))
         self.register_buffer("prior", _prior(self.gammas, 10.0).unsqueeze(1) + _prior(self.lams, 0.1))  # [H, G]
 
-    def forward(self, support: Tensor, query: Tensor, episodes: Episodes) -> Prediction:
-        """Predict from features ``support [1, T, S, D]`` and ``query [1, T, Q, D]``."""
+    def forward(self, phi: Tensor, episodes: Episodes) -> Prediction:
+        """Predict from features ``phi [1, T, S + Q, D]`` of the support and then the queries."""
+        support, query = phi.split([episodes.support_x.shape[1], episodes.query_x.shape[1]], dim=2)
         solved = self.solved(support, episodes)
         return solved.prediction(*solved.fitted.posterior(query, unit_norm=True))
 
