@@ -71,6 +71,18 @@ def test_statistics_of_the_episode_can_be_mixed_with_running_ones(
     assert "own_share" in capsys.readouterr().out
 
 
+def test_pictures_can_be_seen_from_several_views_and_the_result_says_so(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, seen = (
+        printed_json(capsys, "evaluate", run, "--episodes", 10, *more, "--json") for more in ((), ("--views", "shift"))
+    )
+    assert "views" not in plain
+    assert (seen["views"], seen["protocol"]) == ("shift", "inductive")
+    assert seen["nll"] != plain["nll"]
+    assert seen["data_sha256"] == plain["data_sha256"]
+
+
 def test_validation_classes_can_be_tested_on_and_the_result_says_so(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,7 +174,7 @@ def test_impossible_trainings_are_one_sentence_and_leave_nothing(
 @pytest.fixture(scope="module")
 def packed(run: Path, place: Path) -> Path:
     options = shlex.split("--ways 2 3 --shots 1 --transductive-ways 3 --episodes 20 --transductive-episodes 10")
-    options += shlex.split("--transductive-shares 1 0.5")
+    options += shlex.split("--transductive-shares 1 0.5 --views one flip")
     main(["pack", str(run), "--out", str(place / "packed"), *options])
     return place / "packed"
 
@@ -182,10 +194,13 @@ def test_a_card_says_what_evaluate_says(packed: Path) -> None:
     assert [(test["way"], test["protocol"]) for test in card["tests"]] == [
         (2, "inductive"),
         (3, "inductive"),
+        (2, "inductive"),
+        (3, "inductive"),
         (3, "transductive"),
         (3, "transductive"),
     ]
-    assert [test.get("own_share") for test in card["tests"]] == [None, None, None, 0.5]
+    assert [test.get("own_share") for test in card["tests"]] == [None] * 5 + [0.5]
+    assert [test.get("views") for test in card["tests"]] == [None, None, "flip", "flip", None, None]
     text = (packed / "README.md").read_text()
     for test in card["tests"]:
         again = metavrf.evaluate(
@@ -195,10 +210,12 @@ def test_a_card_says_what_evaluate_says(packed: Path) -> None:
             shot=test["shot"],
             protocol=test["protocol"],
             own_share=test.get("own_share", 1.0),
+            views=test.get("views", "one"),
         )
         assert again.mean == pytest.approx(test["mean"])
         assert f"{again.mean:.2f} ± {again.ci95:.2f}" in text
     assert "50 % of the episode's statistics" in text
+    assert "inductive, views flip" in text
     assert "metavrf train" in text or "pytest" in text  # the command that made it
 
 

@@ -30,6 +30,15 @@ def test_toml_round_trip_keeps_every_setting() -> None:
     assert config != preset("sine-maml", "rff", "paper")
 
 
+def test_settings_that_a_file_is_older_than_have_their_defaults() -> None:
+    config = Config("sine").with_options(shot=3)
+    before, after = config.to_toml().split("[inner]")
+    rest = after.partition("[")[2]
+    older = before + (f"[{rest}" if rest else "")
+    assert "inner_lr" not in older
+    assert Config.from_toml(older, "there") == config
+
+
 def test_options_find_their_group() -> None:
     config = Config("sine").with_options(shot=3, context="lstm", iterations=7)
     assert (config.episode.shot, config.model.context, config.training.iterations) == (3, "lstm", 7)

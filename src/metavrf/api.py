@@ -115,6 +115,7 @@ def evaluate(
     protocol: str = "inductive",
     statistics: str | None = None,
     own_share: float = 1.0,
+    views: str = "one",
     within_alphabet: bool = False,
     data: str | None = None,
     part: str = "test",
@@ -135,6 +136,7 @@ def evaluate(
         protocol: "inductive", or "transductive": normalise by the statistics of the whole episode.
         statistics: of the inductive protocol: "running" (the default), or of the "support" alone.
         own_share: weight of the support's or episode's statistics, the rest being that of running ones.
+        views: of a picture, over which its features are averaged: "flip", "shift" or "flip-shift".
         within_alphabet: draw all classes of an omniglot task from one alphabet.
         data: folder of the data sets, or the feature file.
         part: "test", or "val" for validation classes, on which anything may be chosen.
@@ -142,7 +144,7 @@ def evaluate(
     opened = Run.open(run)
     description = describe(opened)
     learner = load(run, bases=bases, samples=samples, draw=draw)
-    learner.follow(protocol, statistics, own_share)
+    learner.follow(protocol, statistics, own_share, views)
     episodes = test_tasks(
         opened.config(),
         tasks,
@@ -249,6 +251,7 @@ def _facts(
     protocol: str,
     statistics: str | None = None,
     own_share: float = 1.0,
+    views: str = "one",
     within_alphabet: bool = False,
     **shape: Any,
 ) -> Facts:
@@ -256,7 +259,7 @@ def _facts(
     opened = Run.open(run)
     config, result = opened.config(), opened.result() or {}
     learner = load(run)
-    learner.follow(protocol, statistics, own_share)
+    learner.follow(protocol, statistics, own_share, views)
     return Facts(
         learner=config.learner,
         parameters=sum(parameter.numel() for parameter in learner.parameters()),

@@ -16,6 +16,8 @@ TEST_SEED = 2020
 TEST_TASKS = 4000  # of functions
 TEST_EPISODES = 3000  # of classes
 
+Views = Literal["one", "flip", "shift", "flip-shift"]
+
 
 @dataclass(frozen=True)
 class EpisodeSettings:
@@ -225,7 +227,7 @@ class Config:
         try:
             values = tomllib.loads(text)
             task, learner, preset = (values.pop(key) for key in ("task", "learner", "preset"))
-            groups = {name: type(default)(**values.pop(name)) for name, default in _GROUPS.items()}
+            groups = {name: type(default)(**values.pop(name, {})) for name, default in _GROUPS.items()}
             if values:
                 raise KeyError(*values)
             return cls(task, learner, preset, **groups).validate()

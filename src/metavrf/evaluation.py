@@ -53,6 +53,7 @@ class Evaluation:
     temperature: float | None = None
     statistics: str | None = None
     own_share: float | None = None
+    views: str | None = None
     split: str | None = None
     within_alphabet: bool | None = None
     pretraining: str | None = None
@@ -186,6 +187,7 @@ def evaluate_learner(
             "temperature": float(learner.temperature),
             "statistics": learner.statistics,
             "own_share": learner.own_share if learner.own_share < 1 else None,
+            "views": learner.views if learner.views != "one" else None,
         }
     else:
         labels["coverage90"] = per_task["coverage90"].double().mean().item()

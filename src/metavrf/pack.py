@@ -38,6 +38,7 @@ def save_pretrained(
     ways: Sequence[int] = (5, 20),
     shots: Sequence[int] | None = None,
     tasks: int | None = None,
+    views: Sequence[str] = ("one",),
     transductive_ways: Sequence[int] = (5,),
     transductive_tasks: int = 600,
     transductive_shares: Sequence[float] = (1.0,),
@@ -53,6 +54,7 @@ def save_pretrained(
         ways: to test a model of classes at.
         shots: to test at; by default 1 and 5 of classes, 2 to 20 of functions.
         tasks: number of test tasks; by default as for :func:`metavrf.evaluate`.
+        views: of a picture to test a model of classes with, as for :func:`metavrf.evaluate`.
         transductive_ways: of these, to test the transductive protocol at too. It embeds every task anew, which takes
             long, so it has ways and a number of its own.
         transductive_tasks: number of test tasks of the transductive protocol.
@@ -75,7 +77,11 @@ def save_pretrained(
     if card is None:
         shots = shots or (FUNCTION_SHOTS if regression else CLASS_SHOTS)
         settings = [(way, shot) for way in ([None] if regression else ways) for shot in shots]
-        measured = [api.evaluate(packed.path, way=way, shot=shot, tasks=tasks) for way, shot in settings]
+        measured = [
+            api.evaluate(packed.path, way=way, shot=shot, tasks=tasks, views=seen)
+            for seen in (("one",) if regression else views)
+            for way, shot in settings
+        ]
         measured += [
             api.evaluate(
                 packed.path, way=way, shot=shot, tasks=transductive_tasks, protocol="transductive", own_share=share
@@ -178,12 +184,15 @@ def _class_table(tests: Sequence[Mapping[str, Any]]) -> list[str]:
     if any(test["protocol"] == "transductive" for test in tests):
         sentence = "normalised by the whole episode's statistics, so a prediction depends on the other queries."
         lines += ["", f"Transductive: {sentence}"]
+    if any(test.get("views") for test in tests):
+        lines += ["", "Views: a picture's features are the mean over it and its shifted or mirrored copies."]
     return lines
 
 
 def _protocol(test: Mapping[str, Any]) -> str:
-    share = test.get("own_share")
-    return test["protocol"] + (f", {100 * share:g} % of the episode's statistics" if share else "")
+    share, views = test.get("own_share"), test.get("views")
+    shared = f", {100 * share:g} % of the episode's statistics" if share else ""
+    return test["protocol"] + shared + (f", views {views}" if views else "")
 
 
 def _function_table(tests: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -92,6 +92,33 @@ def test_a_query_is_answered_as_if_there_were_no_other(name: str, context: str, 
     assert (together - together.mean(1, keepdim=True)).abs().max() > 0.1  # queries do differ
 
 
+@pytest.mark.parametrize("statistics", INDUCTIVE)
+def test_a_query_seen_from_several_views_is_answered_as_if_there_were_no_other(statistics: Statistics) -> None:
+    learner, episodes = experienced(), tasks()
+    plain = learner.predict(episodes).mean
+    learner.follow("inductive", statistics, views="flip-shift")
+    together = learner.predict(episodes).mean
+    others = noise(episodes.query_x)
+    others[:, 5] = episodes.query_x[:, 5]
+    close(learner.predict(replace(episodes, query_x=others)).mean[:, 5], together[:, 5])
+    assert (learner.protocol, learner.views) == ("inductive", "flip-shift")
+    assert (together - plain).abs().max() > 0.01
+    learner.follow("inductive", views="one")
+    close(learner.predict(episodes).mean, plain)
+
+
+def test_views_are_refused_where_there_is_no_picture_or_no_one_embedding() -> None:
+    adapting = experienced("maml")
+    with pytest.raises(UserError, match="views='flip' is not for a learner that adapts its embedding"):
+        adapting.follow("inductive", views="flip")
+    points = build(preset("sine"), Description())
+    with pytest.raises(UserError, match="views='flip' is for learners that embed pictures"):
+        points.follow("inductive", views="flip")
+    features = build(preset("ready.safetensors"), Description((300,), None))
+    with pytest.raises(UserError, match="views='flip' is for learners that embed pictures"):
+        features.follow("inductive", views="flip")
+
+
 @each_learner
 def test_the_transductive_protocol_sees_the_other_queries_and_says_so(name: str, context: str) -> None:
     learner, episodes = experienced(name, context, "episode"), tasks()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from metavrf.config import DataSettings
+from metavrf.config import DataSettings, Views
 
 
 @dataclass
@@ -48,11 +48,12 @@ class Pack:
     """Shots to test it at; by default 1 and 5 of classes, 2, 3, 5, 10 and 20 of functions."""
     tasks: Annotated[int | None, arg(aliases=["--episodes"])] = None
     """Number of test tasks (episodes); 4,000 of functions, 3,000 of classes."""
+    views: tuple[Views, ...] = ("one",)
+    """Views of a picture to test a model of classes with, as of 'metavrf evaluate'."""
     transductive_ways: tuple[int, ...] = (5,)
     """Ways to test the transductive protocol at too, which takes long at many."""
     transductive_tasks: Annotated[int, arg(aliases=["--transductive-episodes"])] = 600
     """Test tasks of the transductive protocol."""
-
     transductive_shares: tuple[float, ...] = (1.0,)
     """Weights of the episode's statistics to test it at, beside running ones."""
 
@@ -66,6 +67,7 @@ class Pack:
             ways=self.ways,
             shots=self.shots,
             tasks=self.tasks,
+            views=self.views,
             transductive_ways=self.transductive_ways,
             transductive_tasks=self.transductive_tasks,
             transductive_shares=self.transductive_shares,

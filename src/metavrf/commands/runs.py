@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from metavrf.config import TEST_SEED, Config
+from metavrf.config import TEST_SEED, Config, Views
 from metavrf.errors import UserError
 from metavrf.reports import (
     check_picture,
@@ -79,6 +79,9 @@ class TestOptions:
     """What the inductive protocol normalises by: running statistics (the default), or the support's own."""
     own_share: float = 1.0
     """Weight of the episode's (or the support's) statistics, where they are used; the rest is that of running ones."""
+    views: Views = "one"
+    """Take the mean of a picture's features over views of it: its mirror image, it shifted four ways, or both. Still
+    inductive; takes 2, 5 or 10 times as long to embed."""
     part: Literal["test", "val"] = "test"
     """Classes to test on: 'val' for validation classes, on which anything may be chosen before the test."""
     within_alphabet: bool = False
@@ -96,8 +99,8 @@ class TestOptions:
 
     def options(self) -> dict[str, Any]:
         """What the package's functions are asked."""
-        names = ("tasks", "way", "shot", "query", "seed", "statistics", "own_share", "within_alphabet", "data", "part")
-        return {name: getattr(self, name) for name in names}
+        names = ("tasks", "way", "shot", "query", "seed", "statistics", "own_share", "views", "within_alphabet", "data")
+        return {name: getattr(self, name) for name in (*names, "part")}
 
     def protocols(self) -> list[str]:
         """One or two."""

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners.adapted import Solving
-from metavrf.nn.embeddings import Embedding
+from metavrf.nn.embeddings import Embedding, Ready
 from metavrf.nn.normalisation import Normalisation
+from metavrf.nn.views import views_of
 
 if TYPE_CHECKING:
     from metavrf.config import Config
@@ -127,10 +128,11 @@ class Learner(nn.Module, ABC):
             return prediction
         return replace(prediction, mean=(prediction.mean / self.temperature).log_softmax(-1))
 
-    def follow(self, protocol: str, statistics: str | None = None, own_share: float = 1.0) -> None:
+    def follow(self, protocol: str, statistics: str | None = None, own_share: float = 1.0, views: str = "one") -> None:
         """Answer under a protocol; the inductive one takes "running" statistics, or those of the "support" alone.
 
-        Statistics of the support or the episode can be mixed with running ones: ``own_share`` is their weight.
+        Statistics of the support or the episode can be mixed with running ones: ``own_share`` is their weight. A
+        picture's features are the mean over its ``views`` (:mod:`metavrf.nn.views`).
         """
         if not 0 < own_share <= 1:
             raise UserError(f"own_share = {own_share:g} must be above 0 and at most 1")
@@ -152,6 +154,21 @@ class Learner(nn.Module, ABC):
         for layer in self.embedding.modules():
             if isinstance(layer, Normalisation):
                 layer.own_share = self.own_share
+        self._look(views)
+
+    def _look(self, views: str) -> None:
+        views_of(torch.zeros(1, 1), views)  # refuses a name it does not know
+        if views != "one" and (not isinstance(self.embedding, Embedding) or isinstance(self.embedding, Ready)):
+            raise UserError(f"{views=} is for learners that embed pictures; leave it at 'one'")
+        if views != "one" and not self.embeds_alone:
+            raise UserError(f"{views=} is not for a learner that adapts its embedding to a task; leave it at 'one'")
+        if isinstance(self.embedding, Embedding):
+            self.embedding.views = views
+
+    @property
+    def views(self) -> str:
+        """What the features of a picture are the mean over at test time."""
+        return self.embedding.views if isinstance(self.embedding, Embedding) else "one"
 
     @property
     def protocol(self) -> str:

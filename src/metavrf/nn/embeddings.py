@@ -21,6 +21,7 @@ from metavrf.nn.dropout import dropout
 from metavrf.nn.mlp import MLP
 from metavrf.nn.normalisation import Normalisation, Own
 from metavrf.nn.pooling import max_pool
+from metavrf.nn.views import views_of
 
 FUNCTION_SIZES = (1, 40, 40)  # Table fcn-reg
 POOLED_FOR_MAPS = 2
@@ -29,10 +30,11 @@ POOLED_FOR_MAPS = 2
 class Embedding(nn.Module):
     """A network on single images; ``features`` is the size d of what it returns, ``shape`` its maps' before flattening.
 
-    The shape is (d, 1, 1) where there are no maps.
+    The shape is (d, 1, 1) where there are no maps. At test time features are the mean over an image's ``views``.
     """
 
     shape: tuple[int, int, int]
+    views: str = "one"
     channels_last: bool = True  # to be switched off under vmap, which does not know of it
 
     @property
@@ -46,13 +48,20 @@ class Embedding(nn.Module):
 
         ``own`` asks for normalisation by each task's first ``own`` samples, rather than by running statistics.
         """
+        layout = None if own is None else Own(x.shape[0], own)
         images = x.flatten(0, 1)
+        if self.training or self.views == "one":
+            features = self._converted(images, layout)
+        else:
+            features = torch.stack([self._converted(view, layout) for view in views_of(images, self.views)]).mean(0)
+        return features.unflatten(0, x.shape[:2])
+
+    def _converted(self, images: Tensor, own: Own | None) -> Tensor:
         if self.channels_last:
             images = images.to(memory_format=torch.channels_last)
         if not images.is_floating_point():
             images = images.float() / 255
-        layout = None if own is None else Own(x.shape[0], own)
-        return self.network(images, layout).unflatten(0, x.shape[:2])
+        return self.network(images, own)
 
     def initialise(self, x: Tensor) -> None:
         """Set what is best set from data, ``x [T, N, ...]`` of training tasks, before the first step."""
