@@ -166,7 +166,7 @@ class _Solve(torch.autograd.Function):
     """K̃ᵀP Y, the diagonal of K̃ᵀP K̃, and that of YᵀP Y, for P = (K + λI)⁻¹ = (LLᵀ)⁻¹.
 
     With W = L⁻¹[K̃ | Y] they are products of W with itself. The gradient follows from dP = -P·dK·P with one more solve,
-    X = P[K̃ | Y] = L⁻ᵀW; written by hand it is a dozen operations on small matrices, not a hundred.
+    X = P[K̃ | Y] = L⁻ᵀW; written by hand it is a dozen operations on small matrices.
     """
 
     @staticmethod
