@@ -132,6 +132,8 @@ def test_the_server_says_which_models_and_protocol_it_uses(server: Server) -> No
     assert about["drawing"]["split"] == "vinyals"
     assert about["drawing"]["size"] == SIZE
     assert {"metric", "mean", "ci95", "way", "shot", "tasks", "protocol"} == set(about["drawing"]["tests"][0])
+    named = [(test["way"], test["shot"], test["protocol"]) for test in about["drawing"]["tests"]]
+    assert len(set(named)) == len(named)  # of the card, only what was tested as the page answers: one view of a drawing
     assert [model["learner"] for model in about["curve"]["models"]] == ["metavrf", "rff"]
     assert about["curve"]["domain"] == [-5.0, 5.0]
 

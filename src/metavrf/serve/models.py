@@ -59,6 +59,7 @@ def _about(run: Run, learner: str, context: str) -> dict[str, Any]:
         tests = json.loads((run.path / "card.json").read_text())["tests"]
     except (OSError, ValueError, KeyError):
         tests = []
+    tests = [test for test in tests if "views" not in test and "own_share" not in test]  # as the page answers
     names = ("metric", "mean", "ci95", "way", "shot", "tasks", "protocol")
     return {
         "name": run.path.name,
