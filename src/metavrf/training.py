@@ -202,7 +202,8 @@ class Trainer:
         weight = shard.tasks * self.fabric.world_size / episodes.tasks
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(settings, self.step)
-        self.wrapped.train()
+        if not self.learner.training:  # setting the mode of every layer takes a share of a small step
+            self.wrapped.train()
         try:
             with self._seeded_dropout():
                 prediction = self.wrapped(shard, stream(settings.seed, "draws", self.step))
