@@ -99,8 +99,8 @@ class TestOptions:
 
     def options(self) -> dict[str, Any]:
         """What the package's functions are asked."""
-        names = ("tasks", "way", "shot", "query", "seed", "statistics", "own_share", "views", "within_alphabet", "data")
-        return {name: getattr(self, name) for name in (*names, "part")}
+        shape = ("tasks", "way", "shot", "query", "seed", "within_alphabet", "data", "part")
+        return {name: getattr(self, name) for name in (*shape, "statistics", "own_share", "views")}
 
     def protocols(self) -> list[str]:
         """One or two."""

@@ -16,7 +16,7 @@ from metavrf.errors import UserError
 from metavrf.learners.adapted import Solving
 from metavrf.nn.embeddings import Embedding, Ready
 from metavrf.nn.normalisation import Normalisation
-from metavrf.nn.views import views_of
+from metavrf.nn.views import check_views
 
 if TYPE_CHECKING:
     from metavrf.config import Config
@@ -157,7 +157,7 @@ class Learner(nn.Module, ABC):
         self._look(views)
 
     def _look(self, views: str) -> None:
-        views_of(torch.zeros(1, 1), views)  # refuses a name it does not know
+        check_views(views)
         if views != "one" and (not isinstance(self.embedding, Embedding) or isinstance(self.embedding, Ready)):
             raise UserError(f"{views=} is for learners that embed pictures; leave it at 'one'")
         if views != "one" and not self.embeds_alone:

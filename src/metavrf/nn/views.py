@@ -18,10 +18,15 @@ NEIGHBOURS = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
 SHIFT = 1 / 32  # of the side
 
 
-def views_of(images: Tensor, views: str) -> list[Tensor]:
-    """``images [..., height, width]``, then as often changed as the ``views`` ask for."""
+def check_views(views: str) -> None:
+    """Refuse a name that is not one of the views."""
     if views not in get_args(Views):
         raise UserError(f"views = {views!r} is unknown: choose from {', '.join(get_args(Views))}")
+
+
+def views_of(images: Tensor, views: str) -> list[Tensor]:
+    """``images [..., height, width]``, then as often changed as the ``views`` ask for."""
+    check_views(views)
     flipped = [images, images.flip(-1)] if "flip" in views else [images]
     places = NEIGHBOURS if "shift" in views else NEIGHBOURS[:1]
     return [shifted(image, *place) for place, image in product(places, flipped)]
