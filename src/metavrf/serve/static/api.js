@@ -8,15 +8,20 @@ export class Refusal extends Error {
   }
 }
 
+const PATIENCE = 10_000; // milliseconds after which a request counts as lost, so that it cannot hold up those behind it
+
 async function ask(path, body) {
-  const options = body && { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
-  let response;
+  const post = body && { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+  let response, answer;
   try {
-    response = await fetch(path, options);
+    response = await fetch(path, { ...post, signal: AbortSignal.timeout(PATIENCE) });
+    answer = await response.json().catch((error) => {
+      if (response.ok) throw error;
+      return {};
+    });
   } catch {
     throw new Refusal(0, "The server does not answer. Is “metavrf serve” still running?");
   }
-  const answer = await response.json().catch(() => ({}));
   if (!response.ok) throw new Refusal(response.status, answer.detail ?? `The server answered ${response.status}.`);
   return answer;
 }
