@@ -72,6 +72,19 @@ def test_regression_nll_is_that_of_torch_distributions() -> None:
     assert torch.equal(prediction.loss, prediction.terms["nll"])
 
 
+def test_a_certain_model_is_counted_as_one_of_variance_one_in_a_million() -> None:
+    support, query, episodes = features(1, 4), features(1, 6), regression_tasks()
+    made = head()
+    assert isinstance(made.likelihood, GaussianLikelihood)
+    with torch.no_grad():
+        made.likelihood.log_noise.fill_(-30)
+        made.likelihood.log_scale.fill_(-30)
+    episodes = Episodes(torch.zeros(3, 4, 1), torch.zeros(3, 4, 2), episodes.query_x, episodes.query_y)
+    prediction = made(both(support, query), episodes)
+    expected = -Normal(prediction.mean, 1e-3).log_prob(episodes.query_y).mean()
+    torch.testing.assert_close(prediction.loss, expected)
+
+
 def test_small_curves_get_narrow_bands() -> None:
     support, query, episodes = features(1, 4), features(1, 6), regression_tasks()
     small = Episodes(episodes.support_x, 0.01 * episodes.support_y, episodes.query_x)

@@ -99,8 +99,8 @@ def fourier_features(z: Tensor, mean: Tensor, std: Tensor, draws: Draws) -> Tens
     if draws.phase is not None:
         left.append(torch.ones_like(left[1]))
         right.append(draws.phase.unsqueeze(1))
-    rows = torch.cat(left, dim=-1).flatten(0, 1)  # [T·N, d + 1 or 2]
-    angle = (rows @ torch.cat(right, dim=1)).unflatten(1, (tasks, points))  # [L, T, N, M]
+    rows = torch.cat(left, dim=-1).flatten(0, 1).expand(len(draws.epsilon), -1, -1)  # [L, T·N, d + 1 or 2]
+    angle = torch.bmm(rows, torch.cat(right, dim=1)).unflatten(1, (tasks, points))  # [L, T, N, M]
     scale = math.sqrt(2 / draws.bases)
     if draws.phase is None:
         pair: Tensor = _SineCosine.apply(angle, scale)
@@ -126,10 +126,7 @@ class _SineCosine(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, angle: Tensor, scale: float) -> Tensor:
-        half = angle.shape[-1]
-        out = angle.new_empty(*angle.shape[:-1], 2 * half)
-        torch.mul(angle.cos(), scale, out=out[..., :half])
-        torch.mul(angle.sin(), scale, out=out[..., half:])
+        out = torch.cat([angle.cos(), angle.sin()], dim=-1).mul_(scale)
         ctx.save_for_backward(out)
         return out
 

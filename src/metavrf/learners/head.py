@@ -14,6 +14,7 @@ from metavrf.learners.adapted import Explicit
 from metavrf.learners.base import Prediction
 
 RIDGE_FLOOR = 1e-8  # λ runs to its lower bound on noise-free tasks; double precision carries this one
+VARIANCE_FLOOR = 1e-6  # of a predicted normal, as its likelihood counts it
 
 
 class RidgeHead(nn.Module):
@@ -148,5 +149,7 @@ def of_normals(samples: Tensor, variance: Tensor, episodes: Episodes) -> Predict
         mean, std = samples.mean(0), (variance.mean(0) + samples.var(0, correction=0)).sqrt()
     if episodes.query_y is None:
         return Prediction(mean, samples, std)
-    nll = F.gaussian_nll_loss(samples, episodes.query_y.expand_as(samples), variance, full=True)
+    variance = variance.clamp_min(VARIANCE_FLOOR)
+    squares = (samples - episodes.query_y).square() / variance
+    nll = 0.5 * (math.log(2 * math.pi) + (squares + variance.log()).mean())
     return Prediction(mean, samples, std, loss=nll, terms={"nll": nll})
