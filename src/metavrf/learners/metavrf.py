@@ -29,8 +29,9 @@ from metavrf.nn.inference import Context, Prior, TaskSummary, gaussian_kl
 from metavrf.nn.mlp import GaussianMLP
 from metavrf.tasks.source import Description
 
-# A kernel is even in the mean of its bases, so at zero that mean has no gradient: functions could stay there for long.
-FUNCTIONS_START = 0.5
+# Where the bases of functions start: see MetaVRF.initialise.
+PHASES_APART = 2.0
+START_LOG_VARIANCE = -2.0
 
 
 class KernelLearner(Learner):
@@ -105,7 +106,7 @@ class KernelLearner(Learner):
         super().initialise(episodes)
         distance = self.settings.distance or max(2.0, 0.4 * episodes.shot)
         z = self.rescale(self.embedding(episodes.support_x))  # in training mode, so normalised by this batch
-        apart = torch.cdist(z, z).sum() / (z.shape[0] * z.shape[1] * max(1, z.shape[1] - 1))
+        apart = _mean_distance(z)
         if apart > 0:
             self.log_length.add_(torch.log(apart / distance))
 
@@ -176,15 +177,35 @@ class MetaVRF(KernelLearner):
         self.summary = TaskSummary(features, targets or 0 if settings.context_inputs == "xy" else 0)
         self.context = Context(settings.context, features, skip=settings.context_skip)
         # From x alone, starting all tasks alike avoids poor minima; with y it slows the encoder down (docs/results.md).
-        alike = FUNCTIONS_START if targets else 0.0
-        start = alike if settings.context_inputs == "x" else None
-        self.posterior = GaussianMLP(self.context.size, features, features, start=start)
+        alike = settings.context_inputs == "x"
+        self.posterior = GaussianMLP(self.context.size, features, features, alike=alike)
         self.prior = Prior(features)
 
     @classmethod
     def of(cls, embedding: Any, config: Config, data: Description, generator: torch.Generator) -> Self:
         """With the settings of the model; ``generator`` draws ε and b."""
         return cls(embedding, embedding.features, config.model, targets=data.targets, generator=generator)
+
+    @torch.no_grad()
+    def initialise(self, episodes: Episodes) -> None:
+        """Of functions, also start all bases close to one ω, whose phase ωᵀz grows evenly with the input.
+
+        A kernel is even in the mean of its bases, so at zero that mean has no gradient. Bases that start about it but
+        wide become narrow first and forget their mean on the way; where the phase then comes to rise on both sides of
+        a fold, the training seldom gets out again. ω is fitted to the (sum of the) inputs by least squares, and
+        scaled to phases that are ``PHASES_APART`` between two samples on average.
+        """
+        super().initialise(episodes)
+        if episodes.way is not None or self.settings.context_inputs != "x":
+            return
+        z = self.rescale(self.embedding(episodes.support_x)).double()
+        x = episodes.support_x.flatten(2).sum(-1, keepdim=True).double()
+        omega = torch.linalg.lstsq(*(v.flatten(0, 1) - v.mean((0, 1)) for v in (z, x)), driver="gelsd").solution
+        apart = _mean_distance(z @ omega)
+        if apart > 0:
+            mean, log_variance = self.posterior.biases[-1]
+            mean.copy_(omega.T * PHASES_APART / apart)
+            log_variance.fill_(START_LOG_VARIANCE)
 
     def infer(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
         """q(ω|h), h the context of the task's summary."""
@@ -209,3 +230,9 @@ class MetaVRF(KernelLearner):
             terms["prototypical"] = nearest_prototype(embedded).terms["nll"]
             loss = loss + self.settings.prototype_weight * terms["prototypical"]
         return replace(prediction, loss=loss, terms=terms)
+
+
+def _mean_distance(z: Tensor) -> Tensor:
+    """Between two samples of a task, of ``z [T, S, d]``; 0 where there is but one."""
+    tasks, samples, _ = z.shape
+    return torch.cdist(z, z).sum() / (tasks * samples * max(1, samples - 1))

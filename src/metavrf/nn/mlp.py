@@ -31,11 +31,11 @@ class MLP(nn.Sequential):
 class GaussianMLP(nn.Module):
     """Two three-layer ELU networks, one for the mean and one for log σ² of a diagonal Gaussian.
 
-    They have the same sizes, so each layer of both is one batched product. With ``start`` the last layer's weights are
-    zero at first, so every Gaussian starts as the same N(m, I), m ~ N(0, start²).
+    They have the same sizes, so each layer of both is one batched product. With ``alike`` every Gaussian starts as
+    N(0, I).
     """
 
-    def __init__(self, inputs: int, hidden: int, outputs: int, *, start: float | None = None) -> None:
+    def __init__(self, inputs: int, hidden: int, outputs: int, *, alike: bool = False) -> None:
         super().__init__()
         sizes = [inputs, hidden, hidden, outputs]
         self.weights = nn.ParameterList(nn.Parameter(torch.empty(2, i, o)) for i, o in pairwise(sizes))
@@ -44,10 +44,9 @@ class GaussianMLP(nn.Module):
             bound = 1 / math.sqrt(weight.shape[1])  # as nn.Linear
             nn.init.uniform_(weight, -bound, bound)
             nn.init.uniform_(bias, -bound, bound)
-        if start is not None:
+        if alike:
             nn.init.zeros_(self.weights[-1])
             nn.init.zeros_(self.biases[-1])
-            nn.init.normal_(self.biases[-1][0], std=start)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance, each ``[..., outputs]``, of ``x [..., inputs]``."""
