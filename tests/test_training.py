@@ -18,7 +18,7 @@ from metavrf.config import TrainingSettings
 from metavrf.errors import UserError
 from metavrf.learners.prototypical import Prototypical
 from metavrf.run import Run, read_tensors
-from metavrf.training import clip_gradients, learning_rate
+from metavrf.training import clip_gradients, learning_rate, make_fabric
 from processes import (
     DOCUMENTED,
     TIMEOUT,
@@ -391,3 +391,8 @@ def test_without_a_terminal_each_validation_is_one_plain_line(tmp_path: Path) ->
 def test_quiet_prints_nothing(tmp_path: Path) -> None:
     done = run(train_command(tmp_path / "run", "--quiet"), tmp_path / "log")
     assert (done.code, done.out, done.err) == (0, "", "")
+
+
+def test_training_stays_on_the_cpu_of_a_machine_that_has_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_fabric.accelerators.cuda.CUDAAccelerator.is_available", lambda: True)
+    assert make_fabric(TrainingSettings()).device == torch.device("cpu")

@@ -114,7 +114,8 @@ def make_fabric(settings: TrainingSettings) -> Fabric:
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     # Each rank carries its own context state, so buffers are not broadcast.
     strategy = DDPStrategy(**_OWN_BUFFERS) if devices * nodes > 1 else "auto"
-    return Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy=strategy)
+    # Tasks are drawn and tested on the CPU, so that is where the learner stays, whatever else the machine has.
+    return Fabric(accelerator="cpu", devices=devices, num_nodes=nodes, strategy=strategy)
 
 
 class Trainer:
