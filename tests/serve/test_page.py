@@ -81,6 +81,7 @@ def page(browser: Any, server: Server) -> Iterator[Page]:
 
 @pytest.fixture
 def failing(browser: Any, server: Server) -> Iterator[Page]:
+    """Divert its requests by a handler that stays: Chromium can lose one made while Playwright ends a diversion."""
     yield from open_page(browser, server, failures=True)
 
 
@@ -110,9 +111,6 @@ def teach(page: Page, *names: str) -> None:
     for name in names:
         pen(page, character(name))
         page.click("#new-class")
-
-
-# Requests are diverted by handlers that stay: Chromium can lose a request made while Playwright ends a diversion.
 
 
 def expect_best(page: Page, name: str) -> None:

@@ -203,9 +203,7 @@ class MetaVRF(KernelLearner):
         omega = torch.linalg.lstsq(*(v.flatten(0, 1) - v.mean((0, 1)) for v in (z, x)), driver="gelsd").solution
         apart = _mean_distance(z @ omega)
         if apart > 0:
-            mean, log_variance = self.posterior.biases[-1]
-            mean.copy_(omega.T * PHASES_APART / apart)
-            log_variance.fill_(START_LOG_VARIANCE)
+            self.posterior.start_at(omega[:, 0] * PHASES_APART / apart, START_LOG_VARIANCE)
 
     def infer(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
         """q(ω|h), h the context of the task's summary."""

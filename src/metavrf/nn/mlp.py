@@ -48,6 +48,12 @@ class GaussianMLP(nn.Module):
             nn.init.zeros_(self.weights[-1])
             nn.init.zeros_(self.biases[-1])
 
+    @torch.no_grad()
+    def start_at(self, mean: Tensor, log_variance: float) -> None:
+        """Move where Gaussians that are alike start, to ``mean [outputs]`` and (about, see the bound) a log σ²."""
+        self.biases[-1][0].copy_(mean)
+        self.biases[-1][1].fill_(log_variance)
+
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance, each ``[..., outputs]``, of ``x [..., inputs]``."""
         hidden = x.reshape(1, -1, x.shape[-1]).expand(2, -1, -1)
