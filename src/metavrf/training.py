@@ -8,13 +8,10 @@ import math
 import os
 import shlex
 import signal
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 import torch
@@ -36,6 +33,7 @@ from metavrf.progress import Progress
 from metavrf.provenance import provenance
 from metavrf.randomness import stream
 from metavrf.run import Run, load_weights, read_tensors, write_json
+from metavrf.stopping import Interrupted, stop_signals
 from metavrf.tasks.source import Tasks, open_tasks
 
 CHECKPOINT_SECONDS = 120
@@ -46,14 +44,6 @@ AGREE_EVERY = 10  # steps between looks at whether another process was asked to 
 # The option was renamed in PyTorch 2.13.
 _RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
 _OWN_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _RENAMED else "broadcast_buffers": False}
-
-
-class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop; it is saved, and the message says how to go on."""
-
-    def __init__(self, message: str, signal_number: int) -> None:
-        super().__init__(message)
-        self.exit_code = 128 + signal_number
 
 
 def train(
@@ -98,7 +88,7 @@ def train(
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
     try:
-        with _stop_signals() as stopped:
+        with stop_signals() as stopped:
             Trainer(config, run, fabric, tasks, learner, stopped=stopped, quiet=quiet).run_to_end()
     except RuntimeError as error:
         if fabric.world_size > 1 and "gloo" in str(error):
@@ -366,27 +356,6 @@ def learning_rate(settings: TrainingSettings, step: int) -> float:
     if settings.schedule == "cosine":
         rate *= 0.5 * (1 + math.cos(math.pi * step / settings.iterations))
     return rate
-
-
-@contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM instead of dying in the middle of a step; only the main thread can."""
-    stopped: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield stopped
-        return
-
-    def remember(number: int, _: FrameType | None) -> None:
-        if stopped:  # asked twice: stop at once
-            sys.exit(128 + number)
-        stopped.append(number)
-
-    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _tensorboard(run: Run, step: int) -> Any:
