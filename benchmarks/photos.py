@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,7 +63,7 @@ class Logistic(Learner):
         super().__init__(embedding)
         self.c = c
 
-    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+    def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
         """One fit a task."""
         tasks = zip(episodes.support_x, episodes.support_y, episodes.query_x, strict=True)
         logits = torch.stack([torch.from_numpy(self._answer(*task)) for task in tasks]).float()

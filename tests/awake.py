@@ -7,6 +7,8 @@ from typing import TypeVar
 
 from torch import nn
 
+from metavrf.learners.head import RidgeHead
+from metavrf.learners.kernel import KernelLearner
 from metavrf.nn.mlp import GaussianMLP
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -20,3 +22,9 @@ def awake(module: Module) -> Module:
             nn.init.uniform_(network.weights[-1], -bound, bound)
             nn.init.uniform_(network.biases[-1], -bound, bound)
     return module
+
+
+def ridge_head(learner: KernelLearner) -> RidgeHead:
+    """The head of a learner with one kernel a task."""
+    assert isinstance(learner.head, RidgeHead)
+    return learner.head

@@ -39,8 +39,8 @@ def curve_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     from processes import TINY_OPTIONS
 
     path = tmp_path_factory.mktemp("curves")
-    metavrf.train("sine", out=path / "small-sine", quiet=True, context="none", **TINY_OPTIONS)
-    metavrf.train("sine", out=path / "small-rff", quiet=True, learner="rff", **TINY_OPTIONS)
+    metavrf.train("sine", out=path / "small-sine", quiet=True, **TINY_OPTIONS | {"context": "none"})
+    metavrf.train("sine", out=path / "small-rff", quiet=True, learner="rff", **TINY_OPTIONS | {"context": "none"})
     return path / "small-sine", path / "small-rff"
 
 

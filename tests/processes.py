@@ -25,8 +25,11 @@ from metavrf import training
 from metavrf.run import Run, read_tensors
 
 TIMEOUT = 120  # seconds; generous, a command takes one or two
+# One kernel of random features, inferred from x in the context of the tasks before.
 TINY = shlex.split(
-    "--iterations 60 --validate-every 20 --validate-tasks 10 --bases 32 --batch 4 --query 5 --threads 1 --warmup 10"
+    "--iterations 60 --validate-every 20 --validate-tasks 10 --bases 32 --batch 4 --query 5 --threads 1 --warmup 10 "
+    "--components 1 --train-kernel features --context bilstm --context-inputs x --kl-weight 1e-3 --lr 2e-3 "
+    "--train-shot 0 --most-shot 0 --function-embedding mlp --guards 0"
 )
 TINY_OPTIONS: dict[str, Any] = {
     "iterations": 60,
@@ -37,6 +40,16 @@ TINY_OPTIONS: dict[str, Any] = {
     "query": 5,
     "threads": 1,
     "warmup": 10,
+    "components": 1,
+    "train_kernel": "features",
+    "context": "bilstm",
+    "context_inputs": "x",
+    "kl_weight": 1e-3,
+    "lr": 2e-3,
+    "train_shot": 0,
+    "most_shot": 0,
+    "function_embedding": "mlp",
+    "guards": 0,
 }
 DOCUMENTED = {"config.toml", "model.safetensors", "state.safetensors", "metrics.jsonl", "result.json"}
 

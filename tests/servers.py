@@ -9,12 +9,15 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 
+import metavrf
 from metavrf.serve.app import Served, create_app
 from metavrf.serve.command import listen
+from metavrf.serve.models import Curves
 
 JSON = {"Content-Type": "application/json"}
 
@@ -90,3 +93,12 @@ def running(served: Served, hosts: tuple[str, ...] = ()) -> Iterator[Server]:
         server.should_exit = True
         thread.join(60)
         listener.close()
+
+
+def mixture_beside(other: Path, folder: Path) -> Curves:
+    """A tiny model of 32 kernels, "mixture", trained in the folder, and the other run beside it."""
+    path = folder / "mixture"
+    metavrf.train(
+        "sine", out=path, components=32, iterations=30, validate_every=30, validate_tasks=20, threads=1, quiet=True
+    )
+    return Curves(path, [other])

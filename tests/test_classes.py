@@ -20,10 +20,10 @@ import metavrf
 from metavrf import evaluation
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.evaluation import answers, calibrate, calibration_error, evaluate_learner, fingerprint, measure
+from metavrf.evaluation import calibrate, calibration_error, evaluate_learner, fingerprint, log_probabilities, measure
 from metavrf.learners import build
 from metavrf.learners.base import Statistics
-from metavrf.learners.metavrf import KernelLearner
+from metavrf.learners.kernel import KernelLearner
 from metavrf.presets import preset
 from metavrf.run import Run
 from metavrf.tasks.bank import Bank
@@ -66,7 +66,7 @@ def learner(statistics: Statistics = "running") -> KernelLearner:
     made.initialise(tasks().looked_up())
     with torch.no_grad():
         for seed in range(20):
-            made.train()(tasks(2, seed=seed).looked_up())
+            made.remember(made.train()(tasks(2, seed=seed).looked_up()))
     made.statistics = statistics
     return made.eval()
 
@@ -84,7 +84,7 @@ def test_each_image_is_embedded_once_and_that_changes_no_answer(monkeypatch: pyt
     apart = torch.cat([model.predict(task.looked_up()).mean for task in episodes.batches(1)])
     seen: list[Tensor] = []
     model.embedding.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    torch.testing.assert_close(answers(model, episodes, batch=3)[0], apart, rtol=0, atol=1e-4)
+    torch.testing.assert_close(log_probabilities(model, episodes, batch=3), apart, rtol=0, atol=1e-4)
     images = torch.cat([x.flatten(0, 1) for x in seen]).flatten(1)
     assert len(images) == len(torch.unique(images, dim=0)) == CLASSES * SAMPLES  # the tasks use them many times
 
@@ -158,7 +158,7 @@ def test_the_fingerprint_depends_on_pictures_and_rows() -> None:
 
 def test_calibrating_finds_the_temperature_of_least_nll_and_changes_no_answer() -> None:
     model, episodes = learner(), tasks(200)
-    before, logits = measure(model, episodes), answers(model, episodes)[0].flatten(0, 1)
+    before, logits = measure(model, episodes), log_probabilities(model, episodes).flatten(0, 1)
     model.temperature.fill_(7.0)  # what was fitted before does not matter
     calibrated = calibrate(model, episodes)
     target = episodes.query_y.flatten()  # type: ignore[union-attr]
@@ -284,7 +284,7 @@ def test_a_run_goes_on_with_the_same_pictures_only(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"embedding": "conv5", "image_size": 16}, "16 x 16 pixels are too small"),
-        ({"context_inputs": "xy"}, "context_inputs = 'xy' is for regression"),
+        ({"context": "bayes"}, "context = 'bayes' carries the weights of kernels on"),
         ({"dropout": 1.5}, "dropout = 1.5"),
     ],
 )

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 import metavrf
-from metavrf import api
+from metavrf import api, training
 from metavrf.cli import main
+from metavrf.presets import FUNCTIONS
 from metavrf.run import Run
+from metavrf.tasks.datasets import NAMED_SETS
 from processes import TINY, TINY_OPTIONS, DiskOf, run, run_real, snapshot, without
 
 COMMANDS = ("train", "evaluate", "compare", "info", "fit", "predict", "export", "demo", "study")
@@ -35,8 +37,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Finished runs, not to be changed: none, lstm, three (shots), maml (another task)."""
     path = tmp_path_factory.mktemp("runs")
     options = TINY_OPTIONS | {"iterations": 4}
-    metavrf.train("sine", out=path / "none", quiet=True, context="none", **options)
-    metavrf.train("sine", out=path / "lstm", quiet=True, context="lstm", **options)
+    metavrf.train("sine", out=path / "none", quiet=True, **options | {"context": "none"})
+    metavrf.train("sine", out=path / "lstm", quiet=True, **options | {"context": "lstm"})
     metavrf.train("sine", out=path / "three", quiet=True, shot=3, **options)
     metavrf.train("sine-maml", out=path / "maml", quiet=True, **options)
     return path
@@ -399,7 +401,7 @@ def test_an_unknown_task_is_one_sentence_that_names_the_known(
 ) -> None:
     sentence = refused(capsys, "train", "sinus", "--out", tmp_path / "run")
     assert sentence.startswith("task 'sinus' is unknown: choose from ")
-    assert "sine, sine-maml" in sentence
+    assert all(f" {name}, " in sentence for name in (*FUNCTIONS, "omniglot", "mini-imagenet"))
     assert snapshot(tmp_path) == {}
 
 
@@ -457,9 +459,10 @@ def test_a_plugin_adds_a_task_that_trains_and_evaluates(tmp_path: Path) -> None:
     assert len(json.loads(compared.out)["rows"]) == 1  # no limit is known
     without_it = run(evaluate, tmp_path / "log")
     assert without_it.code == 2
+    known = ", ".join([*sorted(FUNCTIONS), *NAMED_SETS])
     assert without_it.err == (
-        "metavrf: task 'sawtooth' is unknown: choose from sine, sine-maml, omniglot, cifar-fs, fc100, mini-imagenet, "
-        "or give a path, or the file that registers it with --plugin\n"
+        f"metavrf: task 'sawtooth' is unknown: choose from {known}, or give a path, "
+        "or the file that registers it with --plugin\n"
     )
 
 
@@ -485,19 +488,23 @@ def test_the_demo_prints_a_table_draws_a_picture_and_reuses_what_is_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compare = api.compare
-    monkeypatch.setattr(api, "compare", lambda paths, tasks: compare(paths, tasks=20))
+    monkeypatch.setattr(api, "compare", lambda paths, tasks, shot: compare(paths, tasks=20, shot=shot))
     monkeypatch.setattr(api, "milliseconds_to_adapt", lambda learner, episodes: 1.0)  # it differs from time to time
     monkeypatch.chdir(tmp_path)
-    command = ["demo", "--iterations", "2", "--contexts", "none", "--out", "demo"]
+    monkeypatch.setattr(training, "TASKS_FOR_KERNELS", 10)
+    monkeypatch.setattr(training, "TASKS_FOR_BAND", 5)
+    command = ["demo", "--iterations", "2", "--out", "demo"]
     main(command)
     first = capsys.readouterr()
-    rows = ("demo/metavrf-none", "demo/plain-rff", "best affine predictor", "Bayes-optimal")
+    names = ("many-kernels", "one-shared-kernel", "plain-rff")
+    rows = (*(f"demo/{name}" for name in names), "best affine predictor", "Bayes-optimal")
     assert all(row in first.out for row in rows)
-    assert first.out.endswith("picture: demo/fits.png\n")
-    assert Path("demo/fits.png").read_bytes().startswith(PNG)
-    assert first.err.count("step 2/2") == 2
+    assert first.out.endswith("picture: demo/fits.png\npicture: demo/kernels.png\n")
+    for picture in ("fits", "kernels"):
+        assert Path(f"demo/{picture}.png").read_bytes().startswith(PNG)
+    assert first.err.count("step 2/2") == 3
 
-    models = {name: Path("demo", name, "model.safetensors").read_bytes() for name in ("metavrf-none", "plain-rff")}
+    models = {name: Path("demo", name, "model.safetensors").read_bytes() for name in names}
     main(command)
     second = capsys.readouterr()
     assert second.out == first.out
@@ -505,7 +512,7 @@ def test_the_demo_prints_a_table_draws_a_picture_and_reuses_what_is_there(
     assert {name: Path("demo", name, "model.safetensors").read_bytes() for name in models} == models
 
     sentence = refused(capsys, *command, "--shot", 3)
-    assert sentence.startswith("demo/metavrf-none holds a demo with other settings: choose another --out")
+    assert sentence.startswith("demo/many-kernels holds a demo with other settings: choose another --out")
 
 
 def test_the_demo_refuses_settings_that_cannot_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -141,7 +141,7 @@ def test_data_lists_every_set_with_what_is_missing(
     monkeypatch.delenv("METAVRF_DATA", raising=False)
     monkeypatch.setenv("METAVRF_CACHE", str(tmp_path))
     sets = printed_json(capsys, "data", "--json")["sets"]
-    assert [entry["name"] for entry in sets] == ["omniglot", "cifar-fs", "fc100", "mini-imagenet"]
+    assert [entry["name"] for entry in sets] == ["omniglot", "cifar-fs", "fc100", "mini-imagenet", "mixed-images"]
     assert not any(entry["complete"] for entry in sets)
     main(["data"])
     printed = capsys.readouterr().out
@@ -156,7 +156,7 @@ def test_data_lists_every_set_with_what_is_missing(
         (["--way", "40"], "way=40 exceeds the 3 classes"),
         (["--shot", "7"], "need 10 samples a class"),
         (["--embedding", "conv5", "--image-size", "16"], "too small for 5 blocks"),
-        (["--context-inputs", "xy"], "is for regression"),
+        (["--context", "bayes"], "it needs --components of 2 or more"),
         (["--dropout", "1"], "must be less than 1"),
     ],
 )

@@ -8,7 +8,8 @@ import pytest
 
 from metavrf.config import Config
 from metavrf.errors import UserError
-from metavrf.presets import FUNCTIONS, preset
+from metavrf.learners import learners
+from metavrf.presets import FUNCTIONS, PRESETS, preset
 from metavrf.tasks.functions import families
 
 
@@ -45,14 +46,30 @@ def test_options_find_their_group() -> None:
     assert Config("sine").episode.shot == 5  # the original is unchanged
 
 
-def test_preset_default_is_the_dataclasses_own_defaults() -> None:
-    assert preset("sine") == Config("sine")
+def test_preset_of_functions_is_many_exact_kernels_for_any_number_of_points() -> None:
+    config = preset("sine").validate()
+    assert config.model.components >= 16
+    assert (config.model.train_kernel, config.model.context) == ("exact", "none")
+    assert (config.episode.train_shot, config.episode.most_shot) == (2, 20)
+
+
+def test_one_kernel_of_random_features_is_the_dataclasses_own_default_and_the_papers() -> None:
+    for config in (Config("sine"), preset("sine", name="paper"), preset("sine", "rff"), preset("omniglot")):
+        assert (config.model.components, config.model.train_kernel) == (1, "features")
 
 
 def test_preset_paper_is_the_papers_settings() -> None:
     config = preset("sine", name="paper").validate()
     assert (config.training.lr, config.model.kl_weight, config.model.feature_map) == (1e-4, 1.0, "cosine")
     assert (config.training.schedule, config.episode.batch, config.preset) == ("constant", 25, "paper")
+    assert (config.embedding.function_embedding, config.model.context_inputs) == ("mlp", "x")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("task", [*FUNCTIONS, "omniglot", "mini-imagenet"])
+def test_every_preset_of_every_learner_is_valid(task: str, name: str) -> None:
+    for learner in learners():
+        preset(task, learner, name).validate()
 
 
 def test_preset_of_plain_features_has_the_papers_2048_and_no_context() -> None:
@@ -136,6 +153,7 @@ def test_pairs_need_an_even_number_of_bases_and_phases_do_not() -> None:
 
 def test_more_devices_than_tasks_are_refused() -> None:
     assert "devices = 3" in refused(devices=3, batch=2)
+    assert refused(devices=3, batch=8, stream=4) == "devices = 3 exceeds the 2 streams of a batch"
 
 
 @pytest.mark.parametrize(
@@ -178,7 +196,7 @@ def test_the_papers_preset_has_the_numbers_of_its_tables(
 
 def test_tasks_of_classes_start_from_other_defaults_than_functions() -> None:
     assert preset("omniglot").episode.shot == 1
-    assert preset("sine") == Config("sine")
+    assert preset("sine").episode.shot == 5
     assert preset("photos/").embedding.embedding == "conv5"
     assert preset("my.parquet").data.augment == "crop-flip"
 
@@ -198,4 +216,14 @@ def test_the_families_that_come_with_the_package_are_known_without_torch() -> No
 def test_a_range_of_shots_must_not_end_before_it_starts() -> None:
     preset("sine").with_options(shot=5, train_shot=2, most_shot=2).validate()
     with pytest.raises(UserError, match="most_shot = 4 is less than the 5 shots to start from"):
-        preset("sine").with_options(shot=5, most_shot=4).validate()
+        preset("sine").with_options(shot=5, train_shot=0, most_shot=4).validate()
+    with pytest.raises(UserError, match="most_shot = 4 is less than the 6 shots to start from"):
+        preset("sine").with_options(train_shot=6, most_shot=4).validate()
+
+
+def test_combs_must_leave_another_kernel() -> None:
+    assert Config("sine").with_options(components=4, combs=3).validate().model.combs == 3
+    assert refused(components=4, combs=4) == "combs = 4 and guards = 0 leave no other of the 4 kernels"
+    assert refused(components=4, combs=1, guards=3) == "combs = 1 and guards = 3 leave no other of the 4 kernels"
+    one = Config("sine").with_options(components=1, combs=2, guards=3)
+    assert one.validate() == one  # a single kernel has neither

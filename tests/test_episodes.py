@@ -146,3 +146,13 @@ def test_a_support_may_be_asked_anything() -> None:
     assert support.asking(torch.ones(1, 5, 2)).query_x.shape == (1, 5, 2)
     with pytest.raises(UserError, match="must agree"):
         support.asking(torch.ones(1, 5, 3))
+
+
+def test_processes_share_tasks_or_whole_streams() -> None:
+    x = torch.arange(12.0).reshape(12, 1, 1)
+    for stream, second in ((1, [1, 4, 7, 10]), (2, [2, 3, 8, 9]), (4, [4, 5, 6, 7])):
+        episodes = Episodes(x, x, x, x, stream=stream)
+        shares = [episodes.share(rank, 3) for rank in range(3)]
+        assert shares[1].support_x.flatten().tolist() == second
+        assert sorted(torch.cat([share.support_x for share in shares]).flatten().tolist()) == list(range(12))
+        assert all(share.stream == stream for share in shares)

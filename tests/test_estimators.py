@@ -53,7 +53,7 @@ def glyphs() -> MetaVRFClassifier:
 def curves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on sine curves."""
     path = tmp_path_factory.mktemp("curves") / "run"
-    metavrf.train("sine", out=path, quiet=True, context="none", **TINY_OPTIONS | {"iterations": 4})
+    metavrf.train("sine", out=path, quiet=True, **TINY_OPTIONS | {"context": "none", "iterations": 4})
     return path
 
 

@@ -58,8 +58,10 @@ def test_a_classifier_of_pictures_answers_the_same_as_onnx(tmp_path: Path) -> No
     np.testing.assert_allclose(given, model.predict_proba(pictures), atol=1e-4)
 
 
-def test_a_run_on_curves_keeps_its_band(tmp_path: Path) -> None:
-    metavrf.train("sine", out=tmp_path / "run", quiet=True, context="none", **TINY_OPTIONS | {"iterations": 4})
+@pytest.mark.parametrize("kernels", [{}, {"components": 4, "guards": 1, "train_kernel": "exact", "kl_weight": 0.0}])
+def test_a_run_on_curves_keeps_its_band(kernels: dict[str, Any], tmp_path: Path) -> None:
+    options = TINY_OPTIONS | {"context": "none", "iterations": 4} | kernels
+    metavrf.train("sine", out=tmp_path / "run", quiet=True, **options)
     x = np.linspace(-4, 4, 6)[:, None]
     model = MetaVRFRegressor.from_pretrained(tmp_path / "run").fit(x, np.sin(x[:, 0]))
     assert export(model, tmp_path / "model.onnx")["outputs"] == ["mean", "std"]

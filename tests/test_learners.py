@@ -107,7 +107,7 @@ def test_an_unknown_learner_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
         main(["train", "sine", "--learner", "svm", "--out", str(tmp_path / "run")])
     assert stop.value.code == 2
     sentence = capsys.readouterr().err
-    assert sentence.startswith("metavrf: there is no learner 'svm': choose from metavrf, rff, rbf, maml, ")
+    assert sentence.startswith("metavrf: there is no learner 'svm': choose from metavrf, shared, rff, rbf, maml, ")
     assert len(sentence.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
@@ -216,7 +216,7 @@ def test_the_help_names_every_learner(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "metavrf, rff, rbf, maml, meta-sgd, matching, prototypical, relation, r2d2 or versa" in text
+    assert "metavrf, shared, rff, rbf, maml, meta-sgd, matching, prototypical, relation, r2d2 or versa" in text
 
 
 # One's own

@@ -27,6 +27,10 @@ NAMES = ("omniglot", "photos", "sine", "sine-rff")
 TINY: dict[str, Any] = {
     "context": "none",
     "bases": 16,
+    "components": 1,
+    "guards": 0,
+    "train_kernel": "features",
+    "context_inputs": "x",
     "iterations": 4,
     "validate_every": 4,
     "validate_tasks": 4,

@@ -12,7 +12,7 @@ import pytest
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners.base import Learner
-from metavrf.learners.limits import AffineLimit
+from metavrf.learners.limits import limits
 from metavrf.plots import FORMATS, plot_fits
 from metavrf.randomness import stream
 from metavrf.tasks.functions import Sine
@@ -27,7 +27,7 @@ def tasks() -> Episodes:
 
 @pytest.fixture
 def learners() -> dict[str, Learner]:
-    return {"best affine predictor": AffineLimit(Sine())}
+    return {"best affine predictor": limits(Sine())["best affine predictor"]}
 
 
 def test_a_picture_has_the_size_of_its_tasks_and_shows_the_fit(

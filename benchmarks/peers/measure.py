@@ -140,7 +140,12 @@ def measure(options: Options, peers: Sequence[Peer]) -> Results:
                 Turn(label("metavrf, MAML, 1 step"), worker, "maml step"),
             ]
             turns["evaluation"].append(Turn(label("metavrf, MetaVRF"), worker, "evaluation", warm=False))
-            turns["sine"].append(Turn(label("metavrf, MetaVRF, biLSTM"), worker, "sine bilstm", work.calls))
+            sine = {
+                "metavrf, one kernel, exact": "sine exact",
+                f"metavrf, {work.kernels} kernels, exact": "sine many",
+                "metavrf, one kernel by random features, biLSTM": "sine bilstm",
+            }
+            turns["sine"] += [Turn(label(name), worker, piece, work.calls) for name, piece in sine.items()]
         for peer in peers:
             try:
                 watch(f"installing {peer.name}", 0, 1)

@@ -7,28 +7,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from metavrf.adaptivity import adaptivity as measured_adaptivity
 from metavrf.config import TEST_EPISODES, TEST_SEED, TEST_TASKS, Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.evaluation import (
     Difference,
     Evaluation,
+    Tasks,
     evaluate_learner,
+    grouped,
     milliseconds_to_adapt,
+    nll_differences,
     paired_differences,
 )
 from metavrf.learners import build
 from metavrf.learners.base import Learner
-from metavrf.learners.limits import sine_limits
-from metavrf.learners.metavrf import KernelLearner
-from metavrf.randomness import stream
+from metavrf.learners.kernel import KernelLearner
+from metavrf.learners.limits import limits as known_limits
+from metavrf.randomness import stream as seeded
 from metavrf.run import Run, load_weights
 from metavrf.studies.published import published
-from metavrf.tasks.functions import family, is_family
+from metavrf.tasks.functions import families, family, is_family
 from metavrf.tasks.source import Description, open_tasks
 
 PathLike = str | os.PathLike[str]
 TIMED_TASKS = 20
+BEST = "Bayes-optimal"
 
 
 def load(path: PathLike, *, bases: int | None = None, samples: int | None = None, draw: int | None = None) -> Learner:
@@ -51,7 +56,7 @@ def load(path: PathLike, *, bases: int | None = None, samples: int | None = None
             raise UserError(f"{run.path} has no random bases to draw anew")
         if draw is not None and draw < 0:
             raise UserError(f"{draw=} must not be negative")
-        learner.redraw(stream(draw or 0, "bases"), bases, samples)
+        learner.redraw(seeded(draw or 0, "bases"), bases, samples)
     return learner.eval()
 
 
@@ -76,14 +81,17 @@ def test_tasks(
     within_alphabet: bool = False,
     trained_on: Description | None = None,
     part: str = "test",
-) -> Episodes:
+    stream: int | None = None,
+) -> Tasks:
     """The test tasks of a run, fixed by the seed; what is not given is as in training.
 
-    ``trained_on`` holds the run's own class lists: tests never touch a class that was trained or validated on.
+    ``trained_on`` holds the run's own class lists: tests never touch a class that was trained or validated on. Tasks of
+    unequal size, where a family has such and no ``shot`` is given, are several records.
     """
     shape = config.episode
     shape = replace(
         shape,
+        stream=shape.stream if stream is None else stream,
         shot=shape.shot if shot is None else shot,
         way=shape.way if way is None else way,
         test_query=shape.test_query if query is None else query,
@@ -96,7 +104,12 @@ def test_tasks(
         raise UserError(f"shot={shape.shot} and {tasks=}: give at least 1 shot and 2 tasks")
     if part not in ("test", "val"):
         raise UserError(f"{part=} is not a choice: give test or val")
-    generator = stream(seed, "test" if part == "test" else "validation")
+    if shape.stream < 1:
+        raise UserError(f"stream = {shape.stream} must be at least 1")
+    generator = seeded(seed, "test" if part == "test" else "validation")
+    if shot is None and not within_alphabet and shape.stream == 1:
+        groups = source.groups(part, tasks, shape, generator)
+        return groups[0] if len(groups) == 1 else groups
     return source.held_out(part, tasks, shape, generator, within_group=within_alphabet)
 
 
@@ -119,6 +132,9 @@ def evaluate(
     within_alphabet: bool = False,
     data: str | None = None,
     part: str = "test",
+    stream: int | None = None,
+    on: str | None = None,
+    adaptivity: bool = False,
 ) -> Evaluation:
     """Test a run on tasks fixed by ``seed``; way, shot and query may differ from training.
 
@@ -140,13 +156,19 @@ def evaluate(
         within_alphabet: draw all classes of an omniglot task from one alphabet.
         data: folder of the data sets, or the feature file.
         part: "test", or "val" for validation classes, on which anything may be chosen.
+        stream: tasks of a stream: each may look back at the supports of those before it; 1 for tasks that stand alone.
+        on: a family of functions to test on, if other than the one trained on.
+        adaptivity: also answer the tasks with the mean and with another task's inference (:mod:`metavrf.adaptivity`).
     """
     opened = Run.open(run)
     description = describe(opened)
     learner = load(run, bases=bases, samples=samples, draw=draw)
     learner.follow(protocol, statistics, own_share, views)
+    config = opened.config()
+    if on is not None and not (is_family(on) and is_family(config.task)):
+        raise UserError(f"{on=} is for runs on functions: give one of {', '.join(families())}")
     episodes = test_tasks(
-        opened.config(),
+        config if on is None else replace(config, task=on),
         tasks,
         shot,
         seed,
@@ -156,6 +178,7 @@ def evaluate(
         within_alphabet=within_alphabet,
         trained_on=description,
         part=part,
+        stream=stream,
     )
     labels: dict[str, Any] = (
         {} if description.targets else {"split": description.split, "within_alphabet": within_alphabet}
@@ -164,20 +187,27 @@ def evaluate(
         labels["pretraining"] = description.pretraining
     if part != "test":
         labels["part"] = part
+    if on is not None:
+        labels["on"] = on
+    if adaptivity:
+        labels["adaptivity"] = measured_adaptivity(learner, episodes, batch)
     return evaluate_learner(learner, episodes, seed, batch, **labels)
 
 
 def figure_tasks(config: Config, result: Evaluation) -> Episodes:
     """A few tasks to draw that no table is made of: three functions, or one task of validation classes."""
-    shape = replace(config.episode, shot=result.shot, way=result.way or config.episode.way)
+    shot = config.episode.shot if result.shot is None else result.shot
+    shape = replace(config.episode, shot=shot, way=result.way or config.episode.way, stream=1)
     source = open_tasks(config.task, config.data)
-    return source.held_out("val", 3 if result.way is None else 1, shape, stream(3, "figure"))
+    return source.held_out("val", 3 if result.way is None else 1, shape, seeded(3, "figure"))
 
 
-def limits(task: str, *, shot: int, tasks: int = TEST_TASKS, seed: int = TEST_SEED) -> dict[str, Evaluation]:
+def limits(
+    task: str, *, shot: int | None, tasks: int = TEST_TASKS, seed: int = TEST_SEED, part: str = "test"
+) -> dict[str, Evaluation]:
     """What no learner can beat on the same test tasks, by name; empty where it is not known."""
-    episodes = test_tasks(Config(task), tasks, shot, seed)
-    known = sine_limits(family(task)) if shot > 1 else {}
+    episodes = test_tasks(Config(task), tasks, shot, seed, part=part)
+    known = known_limits(family(task)) if shot is None or shot > 1 else {}
     return {name: evaluate_learner(limit, episodes, seed) for name, limit in known.items()}
 
 
@@ -204,6 +234,10 @@ class Row:
     difference: Difference
     facts: Facts | None = None
     """None for a limit."""
+    above_limit: Difference | None = None
+    """How far its nll is above that of the best known predictor; None where none is known."""
+    nll_difference: Difference | None = None
+    """Of its nll to the first run's, task by task."""
 
 
 def compare(
@@ -229,19 +263,31 @@ def compare(
         raise UserError("runs on different tasks cannot be compared: " + ", ".join(c.task for c in configs))
     if shot is None and len({config.episode.shot for config in configs}) > 1:
         raise UserError("these runs were trained for different shots: say at which to compare them with --shot")
-    shot = configs[0].episode.shot if shot is None else shot
+    unequal = is_family(configs[0].task) and family(configs[0].task).unequal
+    shot = configs[0].episode.shot if shot is None and not unequal else shot
     way = configs[0].episode.way if way is None else way
+    if options.get("stream") is None:
+        options["stream"] = configs[0].episode.stream
     tested: list[tuple[str, Evaluation, Facts | None]] = []
     for protocol in protocols:
         for run in runs:
             asked: dict[str, Any] = {"shot": shot, "way": way, "seed": seed, "protocol": protocol, **options}
             evaluation = evaluate(run, tasks=tasks, **asked)
-            tested.append((str(run), evaluation, _facts(run, evaluation, **asked)))
-    if floor and is_family(configs[0].task):
-        known = limits(configs[0].task, shot=shot, tasks=tasks or TEST_TASKS, seed=seed)
+            timed = {name: value for name, value in asked.items() if name != "adaptivity"}
+            tested.append((str(run), evaluation, _facts(run, evaluation, **timed)))
+    known: dict[str, Evaluation] = {}
+    if floor and is_family(configs[0].task) and options["stream"] == 1:
+        part = options.get("part", "test")
+        known = limits(configs[0].task, shot=shot, tasks=tasks or TEST_TASKS, seed=seed, part=part)
         tested += [(name, evaluation, None) for name, evaluation in known.items()]
-    differences = paired_differences([evaluation for _, evaluation, _ in tested])
-    return [Row(name, e, d, facts) for (name, e, facts), d in zip(tested, differences, strict=True)]
+    evaluations = [evaluation for _, evaluation, _ in tested]
+    differences = paired_differences(evaluations)
+    above = nll_differences(evaluations, known.get(BEST)) if BEST in known else [None] * len(tested)
+    likelihoods = nll_differences(evaluations, evaluations[0])
+    return [
+        Row(name, e, d, facts, gap, nll)
+        for (name, e, facts), d, gap, nll in zip(tested, differences, above, likelihoods, strict=True)
+    ]
 
 
 def _facts(
@@ -260,13 +306,12 @@ def _facts(
     config, result = opened.config(), opened.result() or {}
     learner = load(run)
     learner.follow(protocol, statistics, own_share, views)
+    timed = test_tasks(config, TIMED_TASKS, within_alphabet=within_alphabet, **shape)
     return Facts(
         learner=config.learner,
         parameters=sum(parameter.numel() for parameter in learner.parameters()),
-        adapt_ms=milliseconds_to_adapt(
-            learner, test_tasks(config, TIMED_TASKS, within_alphabet=within_alphabet, **shape)
-        ),
+        adapt_ms=milliseconds_to_adapt(learner, grouped(timed)[0]),
         train_seconds=result.get("train_seconds"),
         train_cpu_seconds=result.get("train_cpu_seconds"),
-        published=published(config, evaluation.way, evaluation.shot),
+        published="" if evaluation.shot is None else published(config, evaluation.way, evaluation.shot),
     )

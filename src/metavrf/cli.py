@@ -17,7 +17,7 @@ from metavrf.commands.listings import Data, Learners
 from metavrf.commands.pictures import Export, Fit, Predict
 from metavrf.commands.products import Embed, Pack
 from metavrf.commands.runs import Compare, Evaluate, Info, Train, is_first_process
-from metavrf.commands.studies import Demo, Study
+from metavrf.commands.studies import Demo, Kernels, Study
 from metavrf.config import Config
 from metavrf.errors import UserError
 from metavrf.memory import keep_freed_memory
@@ -43,6 +43,7 @@ def parse(arguments: Sequence[str]) -> Any:
         Annotated[Serve, subcommand("serve")],
         Annotated[Demo, subcommand("demo")],
         Annotated[Study, subcommand("study")],
+        Annotated[Kernels, subcommand("kernels")],
         Annotated[Benchmark, subcommand("bench")],
     )
     if arguments[:1] == ["train"] and len(arguments) > 1 and not arguments[1].startswith("-"):
@@ -88,7 +89,8 @@ def starting_config(arguments: Sequence[str]) -> Config:
         return Run.open(option("--out", "")).config()
     task = arguments[1] if len(arguments) > 1 and not arguments[1].startswith("-") else "sine"
     learner, name = option("--learner", "metavrf"), option("--preset", "default")
-    return preset(task, learner, name if name in PRESETS else "default")  # if not, the parser says so
+    context = option("--context", "")
+    return preset(task, learner, name if name in PRESETS else "default", context)  # if unknown, the parser says so
 
 
 def say(sentence: str) -> None:

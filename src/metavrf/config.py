@@ -39,6 +39,9 @@ class EpisodeSettings:
     """Draw the shots of each training step anew, from --train-shot to this many; 0 for --train-shot alone."""
     test_query: int = 15
     """Query samples a class of a validation or test task."""
+    stream: int = 1
+    """Tasks of a stream: sequences of this many related tasks, each of which may look back at the supports (never the
+    queries) of those before it. 1 for tasks that have nothing to do with each other."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,8 @@ class EmbeddingSettings:
     """Channels of conv4 and conv5."""
     dropout: float = 0.0
     """Share of activations dropped after each block while training."""
+    function_embedding: Literal["mlp", "raw"] = "mlp"
+    """Of functions: two layers of 40 as in the paper's table, or the input as it is."""
     project: int = 0
     """Map ready features to this many, if they are more, by a learned linear map; 0 to leave them as they are."""
 
@@ -82,12 +87,29 @@ class EmbeddingSettings:
 class MetaVRFSettings:
     """The learner. Plain RFF reads the same settings, less those of the inference networks."""
 
-    context: Literal["none", "lstm", "bilstm"] = "bilstm"
-    """What the bases are inferred from: this task alone, or the tasks before it too."""
+    context: Literal["none", "bayes", "lstm", "bilstm"] = "bilstm"
+    """What the kernels are inferred from: this task alone, or the tasks before it too. 'bayes' carries the kernels'
+    weights from task to task of a stream, and learns nothing for it."""
     context_inputs: Literal["x", "xy"] = "x"
     """Does the context see the support's inputs only (the paper's reading) or its targets too?"""
     context_skip: bool = True
     """Add this task's own summary to the LSTM's output, which is bounded and slow to learn to pass it on."""
+    components: int = 1
+    """Number M of kernels, each weighted by its evidence on the support; 1 is the paper's."""
+    combs: int = 0
+    """How many of these kernels are combs: harmonics of one frequency, for functions that repeat themselves."""
+    guards: int = 0
+    """How many of these kernels are not learned: broad ones, with more noise, for tasks unlike any seen in training."""
+    moves: bool = True
+    """Move the kernels by what a network infers from the support, beside weighing them (with 2 kernels or more)."""
+    evidence: Literal["marginal", "leave-one-out"] = "marginal"
+    """What weighs the kernels of classes: ridge regression's evidence, or how well each sample is predicted by the
+    others (with 2 shots or more)."""
+    noise: float = 1e-4
+    """Noise of each of many kernels at the start, in units of its amplitude; it is learned."""
+    train_kernel: Literal["exact", "features"] = "features"
+    """Compute kernels exactly, or estimate them by random features. Exact ones are replaced by random features at test
+    time where --bases asks for it."""
     bases: int = 780
     """Number D of random Fourier features."""
     train_bases: int = 256
@@ -164,11 +186,12 @@ class Config:
     """Everything that defines a run; saved as its config.toml."""
 
     task: str
-    """sine, sine-maml or a family of your own (--plugin); omniglot, cifar-fs, fc100 or mini-imagenet; or a path:
-    a Parquet file, a folder with one sub-folder a class, a feature file of 'metavrf embed'."""
+    """sine, sine-maml, sine-drift, mixed, gp-rbf, gp-matern, gp-periodic, gp-mixed or a family of your own (--plugin);
+    omniglot, cifar-fs, fc100, mini-imagenet or mixed-images; or a path: a Parquet file, a folder with one sub-folder
+    per class, a feature file of 'metavrf embed'."""
     learner: str = "metavrf"
-    """metavrf, rff, rbf, maml, meta-sgd, matching, prototypical, relation, r2d2 or versa ('metavrf learners' says what
-    they are), or one of your own (--plugin)."""
+    """metavrf, shared, rff, rbf, maml, meta-sgd, matching, prototypical, relation, r2d2 or versa ('metavrf learners'
+    says what they are), or one of your own (--plugin)."""
     preset: Literal["default", "paper"] = "default"
     """Where the defaults come from: what validates best here, or the paper's own settings."""
     episode: EpisodeSettings = field(default_factory=EpisodeSettings)
@@ -207,12 +230,20 @@ class Config:
         least = self.episode.train_shot or self.episode.shot
         if self.episode.most_shot and self.episode.most_shot < least:
             raise UserError(f"most_shot = {self.episode.most_shot} is less than the {least} shots to start from")
+        if self.model.components > 1 and self.model.combs + self.model.guards >= self.model.components:
+            raise UserError(
+                f"combs = {self.model.combs} and guards = {self.model.guards} leave no other of the "
+                f"{self.model.components} kernels"
+            )
         if self.data.image_size < 8:
             raise UserError(f"image_size = {self.data.image_size} must be at least 8")
         if self.embedding.dropout >= 1:
             raise UserError(f"dropout = {self.embedding.dropout} must be less than 1")
         if self.training.devices > self.episode.batch:
             raise UserError(f"devices = {self.training.devices} exceeds the {self.episode.batch} tasks of a batch")
+        streams = math.ceil(self.episode.batch / self.episode.stream)
+        if self.training.devices > streams:
+            raise UserError(f"devices = {self.training.devices} exceeds the {streams} streams of a batch")
         return self
 
     def to_toml(self) -> str:
@@ -237,10 +268,33 @@ class Config:
             raise UserError(f"{where} is not a configuration of this version of metavrf ({error})") from error
 
 
-_AT_LEAST_ONE = {"shot", "query", "test_query", "batch", "bases", "samples", "iterations", "validate_every", "devices"}
+_AT_LEAST_ONE = {
+    "stream",
+    "components",
+    "shot",
+    "query",
+    "test_query",
+    "batch",
+    "bases",
+    "samples",
+    "iterations",
+    "validate_every",
+    "devices",
+}
 _AT_LEAST_ONE |= {"channels", "inner_steps"}
-_POSITIVE = {"ridge", "gamma", "lr", "inner_lr"}
-_NOT_NEGATIVE = {"kl_weight", "distance", "train_bases", "clip", "patience", "threads", "warmup", "seed"}
+_POSITIVE = {"noise", "ridge", "gamma", "lr", "inner_lr"}
+_NOT_NEGATIVE = {
+    "combs",
+    "guards",
+    "kl_weight",
+    "distance",
+    "train_bases",
+    "clip",
+    "patience",
+    "threads",
+    "warmup",
+    "seed",
+}
 _NOT_NEGATIVE |= {"train_way", "train_shot", "most_shot", "split_seed", "dropout", "project", "test_inner_steps"}
 _NOT_NEGATIVE |= {"prototype_weight"}
 _KINDS = {bool: "true or false", str: "a name", int: "a whole number", float: "a number"}

@@ -28,6 +28,8 @@ class Episodes:
         way: number of classes C, or None for regression.
         bank: ``[N, ...]``, or None. Where it is given, ``support_x [T, S]`` and ``query_x [T, Q]`` are row numbers in
             it, so that thousands of tasks on the same images hold each image once.
+        stream: tasks of a stream: every ``stream`` consecutive tasks are a sequence of related ones, in which a task
+            may look back at the *supports* of those before it. 1 for tasks that have nothing to do with each other.
     """
 
     support_x: Tensor
@@ -36,6 +38,7 @@ class Episodes:
     query_y: Tensor | None = None
     way: int | None = None
     bank: Tensor | None = None
+    stream: int = 1
 
     def __post_init__(self) -> None:
         x, y = self.support_x, self.support_y
@@ -46,6 +49,8 @@ class Episodes:
                 f"query_x {tuple(self.query_x.shape)} and support_x {tuple(x.shape)} must agree "
                 "in all but the number of samples"
             )
+        if self.stream < 1 or len(x) % self.stream:
+            raise UserError(f"{len(x)} tasks cannot be divided into streams of {self.stream}")
         target_rank = 3 if self.way is None else 2
         for name, inputs, targets in (("support", x, y), ("query", self.query_x, self.query_y)):
             if targets is not None and (targets.ndim != target_rank or targets.shape[:2] != inputs.shape[:2]):
@@ -128,14 +133,22 @@ class Episodes:
         """The same tasks with the bank's rows in place of their numbers."""
         return self if self.bank is None else self.embedded(lambda x: x)
 
-    def __getitem__(self, tasks: slice) -> Episodes:
-        """The tasks of a slice."""
+    def __getitem__(self, tasks: slice | Tensor) -> Episodes:
+        """Some of the tasks, by a slice or by their numbers."""
         query_y = None if self.query_y is None else self.query_y[tasks]
-        return Episodes(self.support_x[tasks], self.support_y[tasks], self.query_x[tasks], query_y, self.way, self.bank)
+        support_x, support_y, query_x = self.support_x[tasks], self.support_y[tasks], self.query_x[tasks]
+        return replace(self, support_x=support_x, support_y=support_y, query_x=query_x, query_y=query_y)
 
     def batches(self, size: int) -> list[Episodes]:
-        """The same tasks in order, at most ``size`` at a time."""
+        """The same tasks in order, at most ``size`` at a time, but never less than a stream."""
+        size = max(1, size // self.stream) * self.stream
         return [self[start : start + size] for start in range(0, self.tasks, size)]
+
+    def share(self, rank: int, ranks: int) -> Episodes:
+        """What one of several processes solves: every ``ranks``-th task, or whole stream, from number ``rank`` on."""
+        if self.stream == 1:
+            return self[rank::ranks]
+        return self[torch.arange(self.tasks).view(-1, self.stream)[rank::ranks].flatten()]
 
     def check_finite(self) -> None:
         """Refuse NaN and infinity, naming where they stand."""

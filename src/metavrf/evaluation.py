@@ -6,10 +6,11 @@ import hashlib
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,13 +18,15 @@ from torch import Tensor
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners.base import Learner
+from metavrf.learners.head import BAND_NODES
+from metavrf.prediction import Prediction
 
 SAMPLES_AT_ONCE = 10_000  # features solved at a time; results depend on it only by rounding
 IMAGES_AT_ONCE = 500
-BAND90 = 1.6448536269514722  # standard deviations either side that hold 90 % of a Gaussian
 CALIBRATION_BINS = 15
 MOST_LEFT_OUT = 200  # samples that are left out one by one: more would hardly change the estimate
 LEFT_OUT_AT_ONCE = 2_000  # features of left-out tasks solved at a time; fewer, for tasks may have many bases
+WIDEST_BAND = 0.9999  # share of a mixture: all of it would have no ends
 SURE = 0.95  # share of answers that must be right where a model is called sure
 
 
@@ -32,20 +35,22 @@ class Evaluation:
     """Measured on ``tasks`` tasks; ``mean`` ± ``ci95`` is the metric over tasks with its 95 % interval.
 
     Regression has ``coverage90``; classification has ``way``, ``query``, ``ece``, ``temperature`` and ``split``, and
-    its metric is the accuracy in percent.
+    its metric is the accuracy in percent. ``shot`` is None where tasks have several sizes. Streams have
+    ``by_position``, the metric of each place in a stream.
     """
 
     metric: str
     mean: float
     ci95: float
     tasks: int
-    shot: int
+    shot: int | None
     nll: float
     protocol: str
     seconds: float
     seed: int
     data_sha256: str
     per_task: Tensor = field(repr=False)
+    nll_per_task: Tensor = field(repr=False)
     coverage90: float | None = None
     way: int | None = None
     query: int | None = None
@@ -58,12 +63,25 @@ class Evaluation:
     within_alphabet: bool | None = None
     pretraining: str | None = None
     part: str | None = None
+    on: str | None = None
+    stream: int | None = None
+    by_position: list[float] | None = None
+    adaptivity: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The summary without the figures of single tasks."""
         values = {name: value for name, value in asdict(self).items() if value is not None}
-        del values["per_task"]
+        del values["per_task"], values["nll_per_task"]
         return values
+
+
+Tasks = Episodes | Sequence[Episodes]
+"""Tasks of equal size are one record; those of several sizes are several."""
+
+
+def grouped(episodes: Tasks) -> Sequence[Episodes]:
+    """The records of tasks, one for each size."""
+    return [episodes] if isinstance(episodes, Episodes) else episodes
 
 
 def embed_once(learner: Learner, episodes: Episodes) -> Episodes:
@@ -84,59 +102,79 @@ def embed_once(learner: Learner, episodes: Episodes) -> Episodes:
     return replace(episodes, support_x=support, query_x=query, bank=features)
 
 
-@torch.no_grad()
-def answers(
+def predictions(
     learner: Learner, episodes: Episodes, batch: int | None = None, *, embedded: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """Means (or log probabilities) and deviations of all tasks, ``batch`` of them solved at a time.
+) -> Iterator[tuple[Episodes, Prediction]]:
+    """All tasks with their predictions, ``batch`` solved at a time; ``embedded``: inputs are features already."""
+    episodes, ready, batch = prepared(learner, episodes, batch, embedded=embedded)
+    for chunk in episodes.batches(batch):
+        yield chunk, learner.predict(chunk, embedded=ready)
 
-    ``embedded`` says that inputs are features already.
-    """
+
+def prepared(
+    learner: Learner, episodes: Episodes, batch: int | None, *, embedded: bool = False
+) -> tuple[Episodes, bool, int]:
+    """The tasks on a bank of features where that can be, whether it can, and how many to solve at a time."""
     once = not embedded and episodes.bank is not None and learner.statistics == "running" and learner.embeds_alone
     if once:
-        episodes = embed_once(learner, episodes)
+        with torch.no_grad():
+            episodes = embed_once(learner, episodes)
     if batch is None:
         samples = episodes.support_x.shape[1] + episodes.query_x.shape[1]
         images = episodes.bank is not None and not (once or embedded)
-        batch = max(1, (2 * IMAGES_AT_ONCE if images else SAMPLES_AT_ONCE) // samples)
-    predictions = [learner.predict(chunk, embedded=once or embedded) for chunk in episodes.batches(batch)]
-    deviations = [p.std for p in predictions if p.std is not None]
-    return torch.cat([p.mean for p in predictions]), torch.cat(deviations) if deviations else None
+        batch = max(1, (2 * IMAGES_AT_ONCE if images else SAMPLES_AT_ONCE // learner.components) // samples)
+    return episodes, once or embedded, batch
 
 
-def measure(learner: Learner, episodes: Episodes, batch: int | None = None) -> dict[str, Tensor]:
+def log_probabilities(
+    learner: Learner, episodes: Episodes, batch: int | None = None, *, embedded: bool = False
+) -> Tensor:
+    """Log probabilities ``[T, Q, C]`` of all tasks of classes."""
+    return torch.cat([found.mean for _, found in predictions(learner, episodes, batch, embedded=embedded)])
+
+
+def measure(learner: Learner, episodes: Tasks, batch: int | None = None) -> dict[str, Tensor]:
     """Per-task figures ``[T]``; see :func:`figures`."""
-    return figures(episodes, *answers(learner, episodes, batch))
+    parts = [
+        figures(chunk, found) for group in grouped(episodes) for chunk, found in predictions(learner, group, batch)
+    ]
+    return joined(parts)
 
 
-def figures(episodes: Episodes, mean: Tensor, std: Tensor | None) -> dict[str, Tensor]:
-    """Per-task figures ``[T]`` of answers: mse, nll and 90 % coverage, or accuracy (percent) and nll of classes."""
+def joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Figures of several batches as those of one."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def figures(episodes: Episodes, prediction: Prediction) -> dict[str, Tensor]:
+    """Per-task figures ``[T]``: mse, nll and 90 % coverage, or accuracy (percent) and nll of classes.
+
+    In regression nll and band are those of the predicted mixture itself, not of a normal with its moments.
+    """
     target = episodes.query_y
     if target is None:
         raise UserError("evaluation needs query targets")
     if episodes.way is not None:
-        nll = -mean.gather(-1, target.unsqueeze(-1)).squeeze(-1)
-        return {"accuracy": 100 * (mean.argmax(-1) == target).float().mean(1), "nll": nll.mean(1)}
-    if std is None:
+        nll = -prediction.mean.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+        return {"accuracy": 100 * (prediction.mean.argmax(-1) == target).float().mean(1), "nll": nll.mean(1)}
+    if prediction.std is None:
         raise UserError("evaluation of a regression needs a learner that gives a standard deviation")
-    error = target - mean
-    log_density = -0.5 * (error / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
     return {
-        "mse": error.square().mean((1, 2)),
-        "nll": -log_density.mean((1, 2)),
-        "coverage90": (error.abs() <= BAND90 * std).float().mean((1, 2)),
+        "mse": (target - prediction.mean).square().mean((1, 2)),
+        "nll": -prediction.log_density(target).mean((1, 2)),
+        "coverage90": prediction.inside(target).double().mean((1, 2)),
     }
 
 
-def calibrate(learner: Learner, episodes: Episodes) -> dict[str, Tensor]:
+def calibrate(learner: Learner, episodes: Tasks) -> dict[str, Tensor]:
     """Fit the temperature on validation tasks, one number that minimises their nll; returns figures as calibrated.
 
     Dividing logits by a positive number never changes which class is the likeliest.
     """
     learner.temperature.fill_(1.0)
-    logits, std = answers(learner, episodes)
-    if episodes.way is None or episodes.query_y is None:
-        return figures(episodes, logits, std)
+    if not isinstance(episodes, Episodes) or episodes.way is None or episodes.query_y is None:
+        return measure(learner, episodes)
+    logits = log_probabilities(learner, episodes)
     from scipy.optimize import minimize_scalar
 
     target = episodes.query_y.flatten()
@@ -147,7 +185,25 @@ def calibrate(learner: Learner, episodes: Episodes) -> dict[str, Tensor]:
 
     best = minimize_scalar(nll, bounds=(-3.0, 3.0), method="bounded").x
     learner.temperature.fill_(math.exp(best))
-    return figures(episodes, (logits / learner.temperature).log_softmax(-1), std)
+    calibrated = (logits / learner.temperature).log_softmax(-1)
+    return figures(episodes, Prediction(calibrated, calibrated.unsqueeze(0)))
+
+
+def calibrate_band(learner: Learner, episodes: Sequence[Episodes]) -> None:
+    """Set the 90 % band of a mixture by validation tasks of several sizes, given in order (Kuleshov et al. 2018).
+
+    The band is the central share of the mixture that held 90 % of their targets; its density is left as it is.
+    """
+    head: Any = getattr(learner, "head", None)
+    shares = []
+    for group in episodes:
+        found = [
+            p.outwards(chunk.query_y).flatten() for chunk, p in predictions(learner, group) if chunk.query_y is not None
+        ]
+        shares.append(min(float(np.quantile(torch.cat(found).numpy(), 0.9)), WIDEST_BAND))
+    if shares:
+        sizes = [group.support_x.shape[1] for group in episodes]
+        head.band.copy_(torch.from_numpy(np.interp(np.log(BAND_NODES), np.log(sizes), shares)))
 
 
 def calibration_error(log_probabilities: Tensor, target: Tensor) -> float:
@@ -168,52 +224,61 @@ def interval95(values: Tensor) -> float:
 
 
 def evaluate_learner(
-    learner: Learner, episodes: Episodes, seed: int, batch: int | None = None, **labels: Any
+    learner: Learner, episodes: Tasks, seed: int, batch: int | None = None, **labels: Any
 ) -> Evaluation:
     """Evaluate ``learner`` on given test episodes; ``labels`` are fields of the result that say where they are from."""
+    groups = grouped(episodes)
+    tasks, first = sum(group.tasks for group in groups), groups[0]
     if batch is not None and batch < 1:
         raise UserError(f"{batch=} must be at least 1")
-    if episodes.tasks < 2:
-        raise UserError(f"tasks = {episodes.tasks} is too few for an interval: give at least 2")
+    if tasks < 2:
+        raise UserError(f"{tasks=} is too few for an interval: give at least 2")
     start = time.perf_counter()
-    mean, std = answers(learner, episodes, batch)
-    per_task = figures(episodes, mean, std)
-    metric = next(iter(per_task))
-    if episodes.way is not None and episodes.query_y is not None:
+    if first.way is None:
+        per_task = measure(learner, groups, batch)
+        labels["coverage90"] = per_task["coverage90"].double().mean().item()
+    else:
+        found = log_probabilities(learner, first, batch)
+        per_task = figures(first, Prediction(found, found.unsqueeze(0)))
+        assert first.query_y is not None
         labels |= {
-            "way": episodes.way,
-            "query": episodes.query_x.shape[1] // episodes.way,
-            "ece": calibration_error(mean, episodes.query_y),
+            "way": first.way,
+            "query": first.query_x.shape[1] // first.way,
+            "ece": calibration_error(found, first.query_y),
             "temperature": float(learner.temperature),
             "statistics": learner.statistics,
             "own_share": learner.own_share if learner.own_share < 1 else None,
             "views": learner.views if learner.views != "one" else None,
         }
-    else:
-        labels["coverage90"] = per_task["coverage90"].double().mean().item()
+    metric = next(iter(per_task))
+    if first.stream > 1:
+        by_position = per_task[metric].double().unflatten(0, (-1, first.stream))
+        labels |= {"stream": first.stream, "by_position": by_position.mean(0).tolist()}
     return Evaluation(
         metric=metric,
         mean=per_task[metric].double().mean().item(),
         ci95=interval95(per_task[metric]),
-        tasks=episodes.tasks,
-        shot=int(episodes.shot),
+        tasks=tasks,
+        shot=int(first.shot) if len(groups) == 1 else None,
         nll=per_task["nll"].double().mean().item(),
-        protocol=learner.protocol,
+        protocol=learner.protocol + (f", stream of {first.stream}" if first.stream > 1 else ""),
         seconds=round(time.perf_counter() - start, 3),
         seed=seed,
-        data_sha256=fingerprint(episodes),
+        data_sha256=fingerprint(groups),
         per_task=per_task[metric],
+        nll_per_task=per_task["nll"],
         **labels,
     )
 
 
-def fingerprint(episodes: Episodes) -> str:
+def fingerprint(episodes: Tasks) -> str:
     """SHA-256 of the tasks: equal figures are comparable only on equal tasks."""
     digest = hashlib.sha256()
-    for values in (episodes.support_x, episodes.support_y, episodes.query_x, episodes.query_y, episodes.bank):
-        if values is not None:
-            digest.update(repr(tuple(values.shape)).encode())
-            digest.update(values.contiguous().numpy().tobytes())
+    for group in grouped(episodes):
+        for values in (group.support_x, group.support_y, group.query_x, group.query_y, group.bank):
+            if values is not None:
+                digest.update(repr(tuple(values.shape)).encode())
+                digest.update(values.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -235,10 +300,18 @@ def paired_differences(evaluations: Sequence[Evaluation]) -> list[Difference]:
     first = evaluations[0]
     if len({e.data_sha256 for e in evaluations}) > 1:
         raise UserError("these evaluations are not on the same tasks, so they cannot be compared in pairs")
-    return [_difference(e.per_task.double() - first.per_task.double()) for e in evaluations]
+    return [difference(e.per_task.double() - first.per_task.double()) for e in evaluations]
 
 
-def _difference(gap: Tensor) -> Difference:
+def nll_differences(evaluations: Sequence[Evaluation], best: Evaluation | None) -> list[Difference | None]:
+    """How far the nll of each is above the best, task by task, in nats."""
+    if best is None:
+        return [None] * len(evaluations)
+    return [difference(e.nll_per_task.double() - best.nll_per_task.double()) for e in evaluations]
+
+
+def difference(gap: Tensor) -> Difference:
+    """The mean of paired differences, its interval, and how likely one as large is if there is none."""
     from scipy.stats import ttest_1samp
 
     p_value = float(ttest_1samp(gap.numpy(), 0.0).pvalue) if bool((gap != gap[0]).any()) else None
@@ -247,7 +320,7 @@ def _difference(gap: Tensor) -> Difference:
 
 def milliseconds_to_adapt(learner: Learner, episodes: Episodes) -> float:
     """Median time to solve one task alone, from its inputs to its answers: the embedding is part of it."""
-    tasks = [task.looked_up() for task in episodes.batches(1)]
+    tasks = [task.looked_up() for task in replace(episodes, stream=1).batches(1)]
     learner.predict(tasks[0])  # the first call sets things up
     seconds = []
     for task in tasks:
@@ -283,7 +356,7 @@ def leave_one_out(learner: Learner, support: Episodes) -> LeaveOneOut:
         rows = rows[chosen.sort().values]
     tasks = support.leaving_one_out(rows)
     batch = max(1, LEFT_OUT_AT_ONCE // support.support_x.shape[1])
-    probability, answer = answers(learner, tasks, batch, embedded=True)[0].squeeze(1).exp().max(-1)
+    probability, answer = log_probabilities(learner, tasks, batch, embedded=True).squeeze(1).exp().max(-1)
     right = answer == support.support_y[0, rows]
     return LeaveOneOut(100 * right.double().mean().item(), len(rows), _threshold(probability, right))
 

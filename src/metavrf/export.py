@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from metavrf.errors import UserError
 from metavrf.estimators import MetaVRFClassifier, MetaVRFRegressor
-from metavrf.learners.adapted import Adapted, Answer
+from metavrf.learners.adapted import Adapted, AdaptedMixture, Answer
 from metavrf.run import write_atomically
 
 TOLERANCE = 1e-4
@@ -68,7 +68,7 @@ def predictor(
 ) -> tuple[nn.Module, Tensor, dict[str, Any]]:
     """The whole predictor of an estimator, inputs for it, and what they are."""
     adapted = getattr(estimator, "predictor_", None)
-    if not isinstance(adapted, Adapted):
+    if not isinstance(adapted, (Adapted, AdaptedMixture)):
         raise UserError("only a fitted estimator of MetaVRF, of RFF or without a model can be exported")
     module = copy.deepcopy(adapted)
     if isinstance(estimator, MetaVRFClassifier):
@@ -76,6 +76,7 @@ def predictor(
     trained = estimator.pretrained_
     generator = torch.Generator().manual_seed(0)
     if trained is None:
+        assert isinstance(module, Adapted)
         return module, estimator.support_x_.to(module.weights.dtype), {"input": "features"}
     module.embedding = copy.deepcopy(trained.learner.embedding)
     inputs = trained.description.inputs

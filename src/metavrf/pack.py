@@ -78,7 +78,7 @@ def save_pretrained(
         shots = shots or (FUNCTION_SHOTS if regression else CLASS_SHOTS)
         settings = [(way, shot) for way in ([None] if regression else ways) for shot in shots]
         measured = [
-            api.evaluate(packed.path, way=way, shot=shot, tasks=tasks, views=seen)
+            api.evaluate(packed.path, way=way, shot=shot, tasks=tasks, views=seen, adaptivity=seen == "one")
             for seen in (("one",) if regression else views)
             for way, shot in settings
         ]
@@ -132,10 +132,11 @@ def card_text(run: Run) -> str:
         f"- Tested by: `{card['provenance']['command']}` at commit {card['provenance']['commit']}",
         "- Weights in half precision, licence Apache-2.0; calibrated by one temperature fitted on validation classes"
         if classes
-        else "- Weights in single precision, licence Apache-2.0; the band is the learned likelihood's",
+        else f"- Weights in single precision, licence Apache-2.0; {_band(config)}",
         "",
         *(_class_table(tests) if classes else _function_table(tests)),
         "",
+        *_adaptivity_table(tests),
     ]
     return "\n".join(lines)
 
@@ -162,7 +163,8 @@ def _about_functions(config: Config) -> list[str]:
     shots = f"{least} to {shape.most_shot}" if shape.most_shot else str(least)
     return [
         f"- Data: drawn from the family {config.task}. {inspect.getdoc(functions)}",
-        f"- Range: {ranges}, uniform; x from {functions.domain[0]:g} to {functions.domain[1]:g}, no noise",
+        f"- Range: {ranges}, uniform; x from {functions.domain[0]:g} to {functions.domain[1]:g}, "
+        + (f"noise {functions.noise:g}" if functions.noise else "no noise"),
         "- Licence of the data: none needed, it is computed",
         "- Split: none; training, validation and test tasks are drawn from streams of their own",
         f"- Trained on tasks of {shots} support points",
@@ -187,6 +189,31 @@ def _class_table(tests: Sequence[Mapping[str, Any]]) -> list[str]:
     if any(test.get("views") for test in tests):
         lines += ["", "Views: a picture's features are the mean over it and its shifted or mirrored copies."]
     return lines
+
+
+def _band(config: Config) -> str:
+    calibrated = config.learner == "metavrf" and config.model.components > 1
+    return "the 90 % band is calibrated on validation tasks" if calibrated else "the band is the learned likelihood's"
+
+
+def _adaptivity_table(tests: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Whether the model infers anything of a task, where that was measured."""
+    measured = [test for test in tests if "own" in test.get("adaptivity", {})]
+    if not measured:
+        return []
+    metric = measured[0]["metric"]
+    lines = [
+        "What inference is worth: the same tasks answered with their own, the mean and another task's inference.",
+        "",
+        f"| ways | shots | {metric}: own | mean | another's | nll: own | mean | another's |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for test in measured:
+        cells = [
+            f"{test['adaptivity'][whose][name]:.4g}" for name in (metric, "nll") for whose in ("own", "mean", "other")
+        ]
+        lines.append(f"| {test.get('way', '')} | {test['shot']} | {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
 def _protocol(test: Mapping[str, Any]) -> str:

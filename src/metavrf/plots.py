@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.evaluation import BAND90
 from metavrf.run import write_atomically
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from metavrf.api import Row
     from metavrf.bench.results import Section
     from metavrf.learners.base import Learner, Prediction
+    from metavrf.learners.metavrf import MetaVRF
 
 # Okabe & Ito's colours, told apart by colour-blind readers; the dashes tell them apart in grey.
 STYLES = (
@@ -37,6 +39,7 @@ STYLES = (
 FORMATS = {".png", ".pdf", ".svg"}
 MOST_WAYS_DRAWN = 10
 QUERIES_DRAWN = 4
+POINTS_SHOWN = (1, 2, 3, 4, 6)
 
 
 def check_picture_name(path: str | os.PathLike[str]) -> Path:
@@ -188,6 +191,56 @@ def plot_curves(
     return Path(path)
 
 
+def plot_kernels(
+    learner: MetaVRF, episodes: Episodes, path: str | os.PathLike[str], title: str, *, domain: tuple[float, float]
+) -> Path:
+    """Draw what each task's points say of its kernel as they come in: weights over frequency, and k(x, ·).
+
+    ``episodes`` hold as many support points as are to be shown one after the other.
+    """
+    counts = [count for count in POINTS_SHOWN if count <= episodes.support_x.shape[1]]
+    grid = torch.linspace(*domain, 200)
+    with _picture(
+        path, title, episodes.tasks, len(counts) + 1, figsize=(2.3 * (len(counts) + 1), 1.9 * episodes.tasks)
+    ) as (figure, axes):
+        for column, count in enumerate(counts):
+            seen = replace(episodes, support_x=episodes.support_x[:, :count], support_y=episodes.support_y[:, :count])
+            frequency, weight = learner.spectrum(seen, grid)
+            reach = float(frequency.max()) * 1.05
+            kernel = learner.covariance(seen, 0.5 * sum(domain), grid)
+            shade = str(0.75 * (1 - (column + 1) / len(counts)))
+            for task, axis in enumerate(axes[:, column]):
+                axis.vlines(frequency[:, task], 0, weight[:, task], color=STYLES[0][0], linewidth=1.6)
+                axis.set_ylim(0, 1.05 * max(float(weight[:, task].max()), 0.05))
+                axis.set_xlim(0, reach)
+                axis.set_title(f"{count} point{'s' * (count > 1)}", fontsize=9)
+                axes[task, -1].plot(grid, kernel[task], color=shade, linewidth=1.2, label=f"{count}")
+        for axis in axes[-1, :-1]:
+            axis.set_xlabel("frequency of the kernel")
+        for axis in axes[:, 0]:
+            axis.set_ylabel("weight")
+        for axis in axes[:, -1]:
+            axis.set_title("k(x, ·) in the middle", fontsize=9)
+            axis.legend(title="points", fontsize=6, title_fontsize=6, frameon=False)
+        axes[-1, -1].set_xlabel("x")
+        figure.align_ylabels()
+    return Path(path)
+
+
+def plot_positions(lines: Mapping[str, Sequence[float]], path: str | os.PathLike[str], title: str) -> Path:
+    """Draw the error against the position in a stream, one line for each context."""
+    with _picture(path, title, figsize=(6.5, 4)) as (_, axes):
+        axis = axes[0, 0]
+        for (name, errors), (colour, dash) in zip(lines.items(), cycle(STYLES), strict=False):
+            axis.plot(range(1, len(errors) + 1), errors, color=colour, linestyle=dash, marker="o", ms=3, label=name)
+        axis.set_yscale("log")
+        axis.set_xlabel("position in the stream")
+        axis.set_ylabel("mean squared error")
+        axis.grid(alpha=0.25)
+        axis.legend(frameon=False)
+    return Path(path)
+
+
 def _short(name: str) -> str:
     """The last part of a run's path."""
     return name.rstrip("/").rsplit("/", 1)[-1]
@@ -211,8 +264,8 @@ def _draw_task(axis: Axes, predictions: Mapping[str, Prediction], episodes: Epis
     for (name, prediction), (colour, dash) in zip(predictions.items(), cycle(STYLES), strict=False):
         mean = prediction.mean[task, order, 0]
         if prediction.std is not None:
-            band = BAND90 * prediction.std[task, order, 0]
-            axis.fill_between(x, mean - band, mean + band, color=colour, alpha=0.15, linewidth=0)
+            low, high = (end[task, order, 0] for end in prediction.band())
+            axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         axis.plot(x, mean, color=colour, linestyle=dash, linewidth=1.7, label=_short(name))
     points = episodes.support_x[task, :, 0], episodes.support_y[task, :, 0]
     axis.plot(*points, "^", color="black", markersize=7, label="support", zorder=5)

@@ -13,10 +13,19 @@ from metavrf.config import Config
 from metavrf.errors import UserError
 
 PRESETS = ("default", "paper")
-FUNCTIONS = ("sine", "sine-maml")
+SEQUENCE = 4  # tasks of a training batch of classes whose context is recurrent, each of as many fewer classes
+FUNCTIONS = ("sine", "sine-maml", "sine-drift", "mixed", "gp-rbf", "gp-matern", "gp-periodic", "gp-mixed")
 
 # What the paper's text and tables say (see docs/method.md for where they contradict each other).
 _PAPER: dict[str, Any] = {
+    "components": 1,
+    "combs": 0,
+    "guards": 0,
+    "function_embedding": "mlp",
+    "train_kernel": "features",
+    "context_inputs": "x",
+    "train_shot": 0,
+    "most_shot": 0,
     "feature_map": "cosine",
     "draw": "resampled",
     "train_bases": 0,
@@ -34,6 +43,8 @@ _PAPER: dict[str, Any] = {
 
 # Classification, chosen on validation classes (docs/images.md): hard training tasks of many classes, one a step.
 _CLASSES: dict[str, Any] = {
+    "context": "none",
+    "noise": 0.1,
     "shot": 1,
     "batch": 1,
     "train_way": 60,
@@ -60,6 +71,7 @@ _IMAGE_SETS: dict[str, dict[str, Any]] = {
     "cifar-fs": _PHOTOGRAPHS,
     "fc100": _PHOTOGRAPHS,
     "mini-imagenet": _PHOTOGRAPHS | {"embedding": "conv5", "query": 3, "iterations": 5000},
+    "mixed-images": _PHOTOGRAPHS,
 }
 _OWN_IMAGES: dict[str, Any] = _PHOTOGRAPHS | {"embedding": "conv5", "train_shot": 0, "query": 5, "iterations": 5000}
 _FEATURES: dict[str, Any] = _OWN_IMAGES | {
@@ -77,7 +89,27 @@ _PAPER_SETS: dict[str, dict[str, Any]] = {  # Table opt, and the dropout of the 
     "cifar-fs": {"iterations": 200_000, "batch": 8, "dropout": 0.5},
     "fc100": {"iterations": 200_000, "batch": 8, "dropout": 0.5},
     "mini-imagenet": {"iterations": 150_000, "batch": 8, "dropout": 0.5, "embedding": "conv5"},
+    "mixed-images": {"iterations": 200_000, "batch": 8, "dropout": 0.5},
 }
+
+
+# Many kernels, for functions (docs/inference.md): one model for any number of points.
+_MANY_KERNELS: dict[str, Any] = {
+    "function_embedding": "raw",
+    "moves": False,
+    "components": 64,
+    "guards": 9,
+    "context": "none",
+    "context_inputs": "xy",
+    "train_kernel": "exact",
+    "kl_weight": 0.0,
+    "lr": 4e-3,
+    "iterations": 12_000,
+    "train_shot": 2,
+    "most_shot": 20,
+    "threads": 1,
+}
+_GAUSSIAN_PROCESSES: dict[str, Any] = {"shot": 12, "batch": 16, "train_shot": 0, "most_shot": 0}  # sizes of their own
 
 
 # Each learner's own settings, on top of those of the tasks: the house's ("default") and its authors' ("paper").
@@ -85,7 +117,10 @@ _PAPER_SETS: dict[str, dict[str, Any]] = {  # Table opt, and the dropout of the 
 _SAME_TASKS: dict[str, Any] = {"train_way": 0, "train_shot": 0}  # test tasks must be as training tasks were
 _MAML_CLASSES: dict[str, Any] = _SAME_TASKS | {"batch": 4, "query": 5, "dropout": 0.0, "lr": 2e-3, "iterations": 20_000}
 _BY_LEARNER: dict[str, dict[str, dict[str, Any]]] = {
-    "metavrf": {"omniglot": {"prototype_weight": 1.0}},
+    "metavrf": {"functions": _MANY_KERNELS, "omniglot": {"prototype_weight": 1.0}}
+    | dict.fromkeys(("gp-rbf", "gp-matern"), _GAUSSIAN_PROCESSES)
+    | {name: _GAUSSIAN_PROCESSES | {"components": 128, "combs": 64} for name in ("gp-periodic", "gp-mixed")},
+    "shared": {"all": {"context": "none"}},
     "rff": {"all": {"context": "none", "bases": 2048, "draw": "fixed"}},  # standard features are drawn once
     "r2d2": {"classes": {"ridge": 10.0}},
     "relation": {"classes": {"train_way": 20}},
@@ -95,6 +130,7 @@ _BY_LEARNER: dict[str, dict[str, dict[str, Any]]] = {
 }
 _MAML_PHOTOGRAPHS: dict[str, Any] = {"batch": 4, "channels": 32, "inner_lr": 0.01, "embedding": "conv4"}
 _BY_LEARNER_PAPER: dict[str, dict[str, dict[str, Any]]] = {
+    "metavrf": {"all": {"context": "bilstm"}},
     "maml": {
         "all": {"lr": 1e-3, "dropout": 0.0},
         "functions": {"iterations": 70_000},
@@ -141,13 +177,13 @@ _BY_LEARNER_PAPER: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def preset(task: str, learner: str = "metavrf", name: str = "default") -> Config:
-    """The starting point of a configuration for a task and learner."""
+def preset(task: str, learner: str = "metavrf", name: str = "default", context: str | None = None) -> Config:
+    """The starting point of a configuration for a task and learner, and for the ``context`` that is to be asked for."""
     if name not in PRESETS:
         raise UserError(f"preset {name!r} is unknown: choose from {', '.join(PRESETS)}")
     config = replace(Config(task), learner=learner, preset=name)  # type: ignore[arg-type]
     classes = is_of_classes(task)
-    kinds = ("all", "classes", task) if classes else ("all", "functions")
+    kinds = ("all", "classes", task) if classes else ("all", "functions", task)
     if classes:
         own = _FEATURES if task.endswith(".safetensors") else _OWN_IMAGES
         config = config.with_options(**_CLASSES | _IMAGE_SETS.get(task, own))
@@ -160,6 +196,9 @@ def preset(task: str, learner: str = "metavrf", name: str = "default") -> Config
         layers += [_BY_LEARNER_PAPER.get(learner, {}).get(kind, {}) for kind in kinds]
     for options in layers:
         config = config.with_options(**options)
+    if classes and name == "default" and context in ("lstm", "bilstm"):  # gradients flow from task to task of a batch
+        ways = max(config.episode.way, config.episode.train_way // SEQUENCE)
+        config = config.with_options(batch=SEQUENCE * config.episode.batch, train_way=ways)
     return config
 
 

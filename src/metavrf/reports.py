@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from metavrf.api import Row
-    from metavrf.evaluation import Evaluation
+    from metavrf.evaluation import Difference, Evaluation
 
-TABLE_WIDTH = 180  # of a table that goes to a file or pipe
+TABLE_WIDTH = 220  # of a table that goes to a file or pipe
 
 
 def check_picture(path: Path | None) -> None:
@@ -38,10 +38,34 @@ def draw_figure(learners: Any, run: Path, result: Evaluation, path: Path) -> Pat
     return plot_classes(learner, tasks, path, title)
 
 
+def draw_kernels(run: Path, path: Path, tasks: int = 3, seed: int = 0) -> Path:
+    """Draw what the points of a few validation tasks say of their kernel, as they come in."""
+    from metavrf import api
+    from metavrf.errors import UserError
+    from metavrf.learners.metavrf import MetaVRF
+    from metavrf.plots import POINTS_SHOWN, plot_kernels
+    from metavrf.randomness import stream
+    from metavrf.run import Run
+    from metavrf.tasks.functions import family, is_family
+
+    config, learner = Run.open(run).config(), api.load(run)
+    if not is_family(config.task) or not isinstance(learner, MetaVRF):
+        raise UserError(f"{run} has no kernels over frequency to draw: give a run of metavrf on functions")
+    if tasks < 1:
+        raise UserError(f"{tasks=} must be at least 1")
+    functions = family(config.task)
+    episodes = functions.sample_grid(tasks, max(POINTS_SHOWN), stream(seed, "figure"))
+    return plot_kernels(learner, episodes, path, f"{config.task}: the kernel, point by point", domain=functions.domain)
+
+
 def row_dict(row: Row) -> dict[str, Any]:
     """A line of a comparison as plain values."""
     facts = {} if row.facts is None else dataclasses.asdict(row.facts)
-    return {"name": row.name, **row.evaluation.to_dict(), "difference": dataclasses.asdict(row.difference), **facts}
+    gap = {} if row.above_limit is None else {"nll_above_limit": dataclasses.asdict(row.above_limit)}
+    if row.nll_difference is not None:
+        gap["nll_difference"] = dataclasses.asdict(row.nll_difference)
+    difference = dataclasses.asdict(row.difference)
+    return {"name": row.name, **row.evaluation.to_dict(), "difference": difference, **gap, **facts}
 
 
 def print_rows(rows: Sequence[Row], *, markdown: bool = False) -> None:
@@ -63,7 +87,8 @@ def comparison_table(rows: Sequence[Row]) -> tuple[str, list[str], list[list[str
     if len(protocols) == 1:
         header.remove("protocol")
     ways = "" if regression else f"{first.way} ways, "
-    title = f"{first.tasks} test tasks, {ways}{first.shot} shots, {' and '.join(protocols)}"
+    shots = "several sizes" if first.shot is None else f"{first.shot} shots"
+    title = f"{first.tasks} test tasks, {ways}{shots}, {' and '.join(protocols)}"
     if any("†" in cells["paper"] for cells in table):
         title += "; paper: what the MetaVRF paper's tables say, † known to be transductive"
     return title, ["" if name == "name" else name for name in header], [[c[n] for n in header] for c in table]
@@ -79,6 +104,9 @@ def _cells(row: Row, regression: bool, *, first: bool) -> dict[str, str]:
         "difference to the first": "" if first else f"{number(gap.mean)} ± {number(gap.ci95)}",
         "p": "" if first or gap.p_value is None else f"{gap.p_value:.1g}",
         "nll": number(result.nll),
+        "nll above Bayes-optimal": _gap(row.above_limit),
+        "mean inference": _swapped(result, "mean"),
+        "another's": _swapped(result, "other"),
         "in the 90 % band": f"{100 * (result.coverage90 or 0):.1f} %" if regression else "",
         "calibration error": "" if regression else number(result.ece),
         "trained (CPU min)": "" if facts is None else _minutes(facts.train_cpu_seconds),
@@ -87,6 +115,16 @@ def _cells(row: Row, regression: bool, *, first: bool) -> dict[str, str]:
         "paper": "" if facts is None else facts.published,
         "protocol": result.protocol,
     }
+
+
+def _gap(gap: Difference | None) -> str:
+    return "" if gap is None or gap.p_value is None else f"{number(gap.mean)} ± {number(gap.ci95)}"
+
+
+def _swapped(result: Evaluation, whose: str) -> str:
+    """The metric with an inference that is not the task's own."""
+    found = (result.adaptivity or {}).get(whose)
+    return "" if found is None else number(found[result.metric])
 
 
 def _minutes(seconds: float | None) -> str:
@@ -115,6 +153,19 @@ def print_table(header: Sequence[str], lines: Sequence[Sequence[str]], title: st
     console.print(table)
 
 
+def _lines(values: Mapping[str, Any], prefix: str = "") -> list[list[str]]:
+    """Name and figure of each value; those within another are named by both."""
+    lines = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            lines += _lines(value, f"{prefix}{name} ")
+        elif isinstance(value, list):
+            lines.append([prefix + name, ", ".join(number(item) for item in value)])
+        else:
+            lines.append([prefix + name, number(value)])
+    return lines
+
+
 def number(value: object) -> str:
     """A figure to four digits; anything else as it is."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -130,7 +181,7 @@ def report(
     if as_json:
         print(json.dumps(values))
     elif as_json is False:
-        print_table(["", ""], [[name, number(value)] for name, value in values.items()])
+        print_table(["", ""], _lines(values))
     if save:
         from metavrf.provenance import provenance
         from metavrf.run import Run, write_json

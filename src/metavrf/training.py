@@ -9,7 +9,7 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -24,9 +24,10 @@ from metavrf.api import describe
 from metavrf.config import Config, TrainingSettings
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.evaluation import calibrate
+from metavrf.evaluation import calibrate, calibrate_band
 from metavrf.learners import build, learner_class
 from metavrf.learners.base import Learner
+from metavrf.learners.head import BAND_NODES, MixtureHead
 from metavrf.memory import keep_freed_memory
 from metavrf.presets import preset
 from metavrf.progress import Progress
@@ -38,6 +39,8 @@ from metavrf.tasks.source import Tasks, open_tasks
 
 CHECKPOINT_SECONDS = 120
 TASKS_FOR_AXES = 40  # thousands of samples
+TASKS_FOR_KERNELS = 200
+TASKS_FOR_BAND = 500
 AGREE_EVERY = 10  # steps between looks at whether another process was asked to stop or is due to save
 
 
@@ -66,7 +69,8 @@ def train(
     if isinstance(task, Config):
         config = task.with_options(**options)
     else:
-        start = preset(task, options.pop("learner", "metavrf"), options.pop("preset", "default"))
+        asked = options.pop("learner", "metavrf"), options.pop("preset", "default"), options.get("context")
+        start = preset(task, *asked)
         config = start.with_options(**options)
     first_rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0  # before Fabric knows
     run = Run.open(out) if resume else Run(out)
@@ -141,7 +145,7 @@ class Trainer:
     def run_to_end(self) -> None:
         """Train until the last step, an early stop or a signal."""
         settings = self.config.training
-        validation = self.tasks.held_out(
+        validation = self.tasks.groups(
             "val", settings.validate_tasks, self.config.episode, stream(settings.seed, "validation")
         )
         if self.fabric.global_rank == 0:
@@ -188,7 +192,7 @@ class Trainer:
         """One gradient step on one batch of tasks; returns the loss and its terms."""
         settings = self.config.training
         episodes = self.tasks_of(self.step)
-        shard = episodes[self.fabric.global_rank :: self.fabric.world_size]
+        shard = episodes.share(self.fabric.global_rank, self.fabric.world_size)
         # DDP averages over processes; this weight makes it the mean over tasks even if shards differ in size.
         weight = shard.tasks * self.fabric.world_size / episodes.tasks
         for group in self.optimizer.param_groups:
@@ -211,6 +215,7 @@ class Trainer:
         # Two support points that nearly coincide can overflow a gradient: that batch teaches nothing.
         if math.isfinite(norm):
             self.wrapped_optimizer.step()
+        self.learner.remember(prediction)
         self.step += 1
         return {"loss": loss.detach(), **{name: term.detach() for name, term in prediction.terms.items()}}
 
@@ -229,8 +234,13 @@ class Trainer:
         return self.tasks.training(self.config.episode, stream(self.config.training.seed, "train", step))
 
     def _first_tasks(self) -> Episodes:
-        """The tasks that scales are set from: the first step's, but of middling shots, and many to find axes in."""
-        shape = self.config.episode
+        """The tasks that scales are set from: the first step's, but of middling shots, and many to find axes in.
+
+        Of functions they are many too: kernels start where the tasks are.
+        """
+        shape = replace(self.config.episode, stream=1)
+        if self.tasks.description.targets is not None and self.config.model.components > 1:
+            shape = replace(shape, batch=max(shape.batch, TASKS_FOR_KERNELS), train_shot=shape.train_shot or shape.shot)
         if shape.most_shot:
             middle = ((shape.train_shot or shape.shot) + shape.most_shot) // 2
             shape = replace(shape, train_shot=middle, most_shot=0)
@@ -238,10 +248,18 @@ class Trainer:
             shape = replace(shape, batch=max(shape.batch, TASKS_FOR_AXES))
         return self.tasks.training(shape, stream(self.config.training.seed, "train"))
 
-    def _validate(self, validation: Episodes, terms: dict[str, Tensor]) -> dict[str, float]:
+    @property
+    def criterion(self) -> str:
+        """The figure of functions that the best model has the least of: many kernels are chosen by likelihood."""
+        return "val_nll" if self.config.model.components > 1 else "val_mse"
+
+    def _validate(self, validation: Sequence[Episodes], terms: dict[str, Tensor]) -> dict[str, float]:
         """Measure on the validation tasks; keep the model if it is the best so far."""
-        figures = {f"val_{name}": values.mean().item() for name, values in calibrate(self.learner, validation).items()}
-        error = figures["val_mse"] if "val_mse" in figures else 100 - figures["val_accuracy"]
+        figures = {
+            f"val_{name}": values.mean().item()
+            for name, values in calibrate(self.learner, validation[0] if len(validation) == 1 else validation).items()
+        }
+        error = 100 - figures["val_accuracy"] if "val_accuracy" in figures else figures[self.criterion]
         if error < self.best:
             self.best, self.best_step = error, self.step
             self.run.save_model(self.learner.state_dict(), self._metadata())
@@ -320,7 +338,24 @@ class Trainer:
             raise UserError(f"{where} is not a checkpoint of this version of metavrf ({error})") from error
         return weights
 
+    def _calibrate_band(self) -> None:
+        """Set the 90 % band of the best model of functions by validation tasks of every size it was trained on."""
+        tensors, metadata = self.run.load_model()
+        load_weights(self.learner, tensors, str(self.run.model_file))
+        shape = self.config.episode
+        sizes = range(shape.train_shot or shape.shot, (shape.most_shot or shape.train_shot or shape.shot) + 1)
+        draw = stream(self.config.training.seed, "validation", 1)
+        tasks = [
+            self.tasks.held_out("val", TASKS_FOR_BAND, replace(shape, shot=samples, stream=1), draw)
+            for samples in BAND_NODES
+            if samples in sizes
+        ]
+        calibrate_band(self.learner, tasks)
+        self.run.save_model(self.learner.state_dict(), metadata)
+
     def _finish(self) -> None:
+        if isinstance(getattr(self.learner, "head", None), MixtureHead) and self.tasks.description.targets is not None:
+            self._calibrate_band()
         best = next((r for r in self.run.metrics() if r["step"] == self.best_step), {})
         write_json(
             self.run.result_file,

@@ -9,6 +9,7 @@ from glyphs import write_glyph_table
 from metavrf.bench import accuracy
 from metavrf.bench.measure import SECTIONS
 from metavrf.bench.results import Results
+from metavrf.bench.work import CONTEXTS, GRADIENTS, Work
 from metavrf.cli import main
 from metavrf.config import Config
 from metavrf.plots import plot_curves
@@ -40,6 +41,34 @@ def test_one_run_measures_everything_and_says_where_it_comes_from(saved: Path) -
     assert all(row["quartiles"][1] > 0 for section in values["sections"] for row in section["rows"])
     assert len(values["aims"]) >= 10
     assert saved.with_suffix(".png").read_bytes().startswith(PNG)
+
+
+def test_every_gradient_written_by_hand_is_set_beside_the_one_derived_in_the_same_run(saved: Path) -> None:
+    (section,) = (section for section in Results.read(saved).sections if section.key == "gradients")
+    assert [row.name for row in section.rows] == [
+        f"{name}, {how}" for name in GRADIENTS for how in ("derived", "by hand")
+    ]
+    for name in GRADIENTS:
+        derived, by_hand = (section.row(f"{name}, {how}") for how in ("derived", "by hand"))
+        assert section.ratio(derived.name) == (1.0, 1.0, 1.0)
+        assert section.ratio(by_hand.name)[1] == pytest.approx(derived.values[0] / by_hand.values[0])
+        assert section.ratio(by_hand.name)[1] > 0
+
+
+def test_steps_on_sine_with_one_kernel_and_many_are_measured_side_by_side(saved: Path) -> None:
+    (section,) = (section for section in Results.read(saved).sections if section.key == "sine")
+    names = [row.name for row in section.rows if row.name.startswith("whole step")]
+    many = f"whole step, {Work.quick().kernels} kernels, exact"
+    contexts = [f"whole step, context {context}" for context in CONTEXTS]
+    assert names == [*contexts, "whole step, one kernel, exact", many]
+    assert section.ratio(many, "whole step, one kernel, exact")[1] > 0
+
+
+def test_what_the_gradient_of_pooling_saves_is_a_row_of_the_memory(saved: Path) -> None:
+    (section,) = (section for section in Results.read(saved).sections if section.key == "memory")
+    names = [row.name for row in section.rows]
+    assert names[0] == "our allocator settings"
+    assert names[-1] == "our allocator settings, with the gradient of pooling derived"
 
 
 def test_what_was_saved_is_shown_again_without_measuring(

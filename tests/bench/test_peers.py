@@ -13,6 +13,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import measure as peers  # noqa: E402
 
 from metavrf.bench.results import Row, Section  # noqa: E402
+from metavrf.bench.work import Work  # noqa: E402
 from metavrf.errors import UserError  # noqa: E402
 
 
@@ -27,6 +28,11 @@ def test_a_peer_that_does_not_install_is_reported_and_left_out(tmp_path: Path, m
     assert [section.key for section in results.sections] == ["step", "evaluation", "sine"]
     assert all(row.name.startswith("metavrf") for section in results.sections for row in section.rows)
     assert results.aims == []
+    sine = {row.name: row for row in results.sections[-1].rows}
+    assert "metavrf, one kernel, exact, our allocator" in sine
+    assert f"metavrf, {Work.quick().kernels} kernels, exact, our allocator" in sine
+    assert results.sections[-1].reference == "metavrf, one kernel, exact, our allocator"
+    assert all(row.median > 0 for row in sine.values())
 
 
 def test_every_peer_has_a_script_and_pieces() -> None:

@@ -26,6 +26,17 @@ def test_ratios_are_taken_within_rounds_so_that_noise_cancels() -> None:
     assert section().ratio("slow", "fast") == (2.0, 2.0, 2.0)
 
 
+def test_a_row_may_be_set_beside_another_than_the_section_says() -> None:
+    rows = [Row("slow", SLOW), Row("fast", FAST), Row("twice", [4.0, 8.0, 40.0], reference="fast")]
+    times = Section("times", "Times", "ms", rows, "slow")
+    assert times.ratio("twice") == (4.0, 4.0, 4.0)
+    assert times.ratio("twice", "slow") == (2.0, 2.0, 2.0)
+    assert [line[-1] for line in times.table()[2]] == [
+        f"{ratio} ({ratio} to {ratio})" for ratio in ("1.00", "0.50", "4.00")
+    ]
+    assert Results.from_dict(Results([times]).to_dict()) == Results([times])
+
+
 def test_quartiles_of_one_round_are_that_round() -> None:
     assert quartiles([3.0]) == (3.0, 3.0, 3.0)
     assert quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 3.0, 4.0)

@@ -1,15 +1,29 @@
 from __future__ import annotations
 
 import copy
+import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from metavrf.bench.pieces import Pieces, lever_sets
-from metavrf.bench.step import EXACT, CommonStep, Levers, convolutions_pass, ink, matrix_product, random_bank
+from metavrf.bench.step import (
+    EXACT,
+    CommonStep,
+    Levers,
+    convolutions_pass,
+    ink,
+    matrix_product,
+    random_bank,
+    sine_config,
+    sine_trainer,
+)
 from metavrf.bench.work import CONTEXTS, SINE_PARTS, Work
+from metavrf.kernels.spectral import Exact, RandomFeatures
 from metavrf.learners.base import Learner
+from metavrf.learners.metavrf import MetaVRF
 from metavrf.nn.embeddings import ConvNet
 from metavrf.randomness import stream
 
@@ -104,11 +118,35 @@ def test_random_pictures_are_ink_on_black() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "kernels", "kind"),
+    [
+        ({"context": "lstm"}, 1, RandomFeatures),
+        ({"context": "none", "train_kernel": "exact"}, 1, Exact),
+        ({"many": True}, WORK.kernels, Exact),
+    ],
+)
+def test_the_steps_on_sine_have_the_kernels_they_are_named_after(
+    options: dict[str, Any], kernels: int, kind: type
+) -> None:
+    trainer = sine_trainer(sine_config(WORK, **options))
+    learner = trainer.learner
+    assert isinstance(learner, MetaVRF)
+    assert learner.components == kernels
+    assert isinstance(learner.kernel(stream(0, "draws")), kind)
+    for step in range(3):  # the number of points does not vary, as it does in the preset
+        episodes = trainer.tasks_of(step)
+        assert (episodes.tasks, episodes.support_x.shape[1]) == (WORK.sine_tasks, WORK.sine_shot)
+        assert episodes.query_x.shape[1] == WORK.sine_query
+    assert math.isfinite(trainer.train_step()["loss"].item())
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "step",
         "step as trained",
         "many",
+        "many, pooling derived",
         "prototypical step",
         "maml step",
         "embedding",
@@ -119,6 +157,8 @@ def test_random_pictures_are_ink_on_black() -> None:
         "adaptation",
         "kernel ridge",
         *(f"sine {context}" for context in CONTEXTS),
+        "sine exact",
+        "sine many",
         *(f"sine: {part}" for part in SINE_PARTS),
     ],
 )

@@ -144,8 +144,9 @@ def test_solving_in_one_go_is_the_dual_form(lam: float) -> None:
     kernel = ridge.kernel_of(torch.cat([phi, query], dim=-2), 5)
     torch.testing.assert_close(kernel, torch.cat([phi @ phi.mT, phi @ query.mT], dim=-1))
     solved = ridge.solve(kernel, targets, torch.tensor(lam, dtype=torch.double), query.square().sum(-1))
-    for ours, expected in zip(solved, (*fitted.posterior(query), fitted.energy), strict=True):
+    for ours, expected in zip(solved[:3], (*fitted.posterior(query), fitted.energy), strict=True):
         torch.testing.assert_close(ours, expected)
+    assert solved.samples == 5
 
 
 def test_the_hand_written_gradient_matches_finite_differences() -> None:
@@ -156,7 +157,7 @@ def test_the_hand_written_gradient_matches_finite_differences() -> None:
     )
 
     def solve(phi: Tensor, targets: Tensor, log_lambda: Tensor, prior: Tensor) -> tuple[Tensor, ...]:
-        return ridge.solve(ridge.kernel_of(phi, 3), targets, log_lambda.exp(), prior + 2)
+        return parts(ridge.solve(ridge.kernel_of(phi, 3), targets, log_lambda.exp(), prior + 2))
 
     assert torch.autograd.gradcheck(solve, (phi, targets, log_lambda, prior))
 
@@ -167,11 +168,12 @@ def test_the_hand_written_gradient_is_that_of_the_plain_form(lam: float) -> None
     weight = torch.tensor(lam, dtype=torch.double, requires_grad=True)
     inputs = (phi, targets, query, weight)
     fitted = ridge.fit(phi, targets, weight, "dual")
-    plain = (*fitted.posterior(query), fitted.energy)
+    of_factor = 2 * fitted.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    plain = (*fitted.posterior(query), fitted.energy, of_factor)
     solved = ridge.solve(ridge.kernel_of(torch.cat([phi, query], dim=-2), 5), targets, weight, query.square().sum(-1))
     generator = torch.Generator().manual_seed(1)
     weights = [torch.randn(p.shape, generator=generator, dtype=torch.double) for p in plain]
-    gradients = (torch.autograd.grad(outputs, inputs, weights) for outputs in (plain, tuple(solved)))
+    gradients = (torch.autograd.grad(outputs, inputs, weights) for outputs in (plain, parts(solved)))
     for expected, ours in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-8)
 
@@ -213,3 +215,86 @@ def test_problems_may_have_penalties_of_their_own_or_try_several(form: str) -> N
             torch.testing.assert_close(ours[:, number], expected[:, number])
         torch.testing.assert_close(mixed.energy[:, number], alone.energy[:, number])
         torch.testing.assert_close(tried.leave_one_out(phi, targets)[0][number], alone.leave_one_out(phi, targets)[0])
+
+
+# Many kernels: one penalty each, and their evidence
+
+
+def parts(solved: ridge.Fit, count: int = 4) -> tuple[Tensor, ...]:
+    """Mean, variance, energy and log determinant, or the first of them."""
+    assert solved.log_det is not None
+    return (solved.mean, solved.variance, solved.energy, solved.log_det)[:count]
+
+
+def gram_problem(samples: int = 4, queries: int = 3, outputs: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    """K | K̃ of 5 kernels x 3 tasks, the tasks' targets, and a penalty of each kernel and task."""
+    generator = torch.Generator().manual_seed(5)
+    phi = torch.randn(5, 3, samples + queries, 12, generator=generator, dtype=torch.double) / math.sqrt(12)
+    targets = torch.randn(3, samples, outputs, generator=generator, dtype=torch.double)
+    return ridge.kernel_of(phi, samples), targets, torch.logspace(-3, 0.5, 15, dtype=torch.double).reshape(5, 3)
+
+
+def test_evidence_is_the_log_density_of_a_multivariate_normal() -> None:
+    kernel, targets, lam = gram_problem()
+    amplitude = torch.linspace(0.2, 3, 15, dtype=torch.double).reshape(5, 3)
+    evidence = ridge.solve(kernel, targets, lam).log_evidence(amplitude)
+    assert evidence.shape == (5, 3)
+    covariance = amplitude[..., None, None] * (kernel[..., :4] + lam[..., None, None] * torch.eye(4))
+    normal = torch.distributions.MultivariateNormal(torch.zeros(4, dtype=torch.double), covariance)
+    torch.testing.assert_close(evidence, sum(normal.log_prob(column) for column in targets.unbind(-1)))
+
+
+def test_penalties_of_kernels_and_tasks_are_each_their_own() -> None:
+    kernel, targets, lam = gram_problem()
+    together = ridge.solve(kernel, targets, lam)
+    for number, task in np.ndindex(5, 3):
+        alone = ridge.solve(kernel[number, task], targets[task], lam[number, task])
+        for ours, expected in zip(parts(together), parts(alone), strict=True):
+            torch.testing.assert_close(ours[number, task], expected)
+
+
+@pytest.mark.parametrize("evidence", [True, False])
+def test_the_gradient_with_many_penalties_is_the_plain_forms_and_that_of_finite_differences(evidence: bool) -> None:
+    kernel, targets, lam = gram_problem()
+    inputs = tuple(tensor.requires_grad_() for tensor in (kernel, targets, lam))
+    outputs = 4 if evidence else 3  # the determinant is asked for, or not
+    ours, plain = (parts(solve(*inputs), outputs) for solve in (ridge.solve, ridge.solve_plainly))
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(p.shape, generator=generator, dtype=torch.double) for p in plain]
+    for value, expected in zip(ours, plain, strict=True):
+        torch.testing.assert_close(value, expected)
+    gradients = [list(torch.autograd.grad(values, inputs, weights)) for values in (ours, plain)]
+    for grads in gradients:  # only the symmetric part is of a kernel: the two forms may share the rest out differently
+        gram, cross = grads[0].split([4, 3], dim=-1)
+        grads[0] = torch.cat([gram + gram.mT, cross], dim=-1)
+    for value, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-7, atol=1e-9)
+
+    def of_features(phi: Tensor, targets: Tensor, lam: Tensor) -> tuple[Tensor, ...]:
+        return parts(ridge.solve(ridge.kernel_of(phi, 2), targets, lam.exp()), outputs)
+
+    small = tuple(
+        torch.rand(shape, generator=generator, dtype=torch.double).requires_grad_()
+        for shape in ((2, 2, 4, 5), (2, 2, 2), (2, 2))
+    )
+    assert torch.autograd.gradcheck(of_features, small)
+
+
+def test_leaving_one_out_of_a_kernel_is_solving_without_each_sample() -> None:
+    kernel, targets, lam = gram_problem(samples=6, queries=0)
+    fit = ridge.leave_one_out(kernel, targets, lam)
+    assert fit.shape == (5, 3, 6, 2)
+    for left_out in range(6):
+        others = [row for row in range(6) if row != left_out]
+        rest = kernel[..., others, :][..., [*others, left_out]]
+        mean = ridge.solve(rest, targets[:, others], lam).mean
+        torch.testing.assert_close(fit[..., left_out, :], mean.squeeze(-2))
+
+
+def test_factors_predict_without_a_solve() -> None:
+    kernel, targets, lam = gram_problem()
+    gram, cross = kernel.split([4, 3], dim=-1)
+    solution, root = ridge.factors(gram, targets, lam)
+    solved = ridge.solve(kernel, targets, lam)
+    torch.testing.assert_close(cross.mT @ solution, solved.mean)
+    torch.testing.assert_close((1 - (root @ cross).square().sum(-2)).clamp_min(0), solved.variance)

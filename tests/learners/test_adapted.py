@@ -7,14 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from awake import awake
+from awake import awake, ridge_head
 from metavrf.config import MetaVRFSettings
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners import build
 from metavrf.learners.adapted import Adapted, Solving
 from metavrf.learners.base import Learner
-from metavrf.learners.metavrf import KernelLearner, MetaVRF
+from metavrf.learners.kernel import KernelLearner
+from metavrf.learners.metavrf import MetaVRF
 from metavrf.nn.mlp import MLP
 from metavrf.presets import preset
 from metavrf.randomness import stream
@@ -39,7 +40,7 @@ def classes(learner: str = "metavrf", **settings: Any) -> KernelLearner:
     assert isinstance(model, KernelLearner)
     with torch.no_grad():
         model.log_length.fill_(0.7)
-        model.head.beta.fill_(0.3)
+        ridge_head(model).beta.fill_(0.3)
         model.temperature.fill_(1.6)
     return model
 

@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from awake import awake
+from awake import awake, ridge_head
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners import build, learners
 from metavrf.learners.base import Learner, Statistics
 from metavrf.learners.head import RIDGE_FLOOR
-from metavrf.learners.metavrf import KernelLearner, MetaVRF
+from metavrf.learners.kernel import KernelLearner
+from metavrf.learners.metavrf import MetaVRF
 from metavrf.learners.relation import Relation
 from metavrf.presets import preset
 from metavrf.tasks.source import Description
@@ -60,9 +61,9 @@ def experienced(
     learner.initialise(tasks(seed=1))
     with torch.no_grad():
         for step in range(6):
-            learner.train()(tasks(seed=2 + step))
+            learner.remember(learner.train()(tasks(seed=2 + step)))
         if isinstance(learner, KernelLearner):
-            learner.head.beta.fill_(0.2)
+            ridge_head(learner).beta.fill_(0.2)
         if isinstance(learner, Relation):
             learner.score.weight.mul_(30)  # it starts with hardly an opinion
     learner.statistics = statistics or learner.inductive_statistics
@@ -158,10 +159,11 @@ def test_logits_are_kernel_ridge_regression_on_one_hot_targets(name: str, contex
         summary = torch.from_numpy(means.mean(1)).float()  # then the mean over classes
         mu, sigma = np.zeros(summary.shape), np.ones(summary.shape)
         if isinstance(learner, MetaVRF):
-            gaussian = learner.posterior(learner.context(summary))
+            gaussian = learner.posterior(learner.context(summary)[0])
             mu, sigma = gaussian[0].double().numpy(), np.exp(gaussian[1].double().numpy() / 2)
-    epsilon, gamma = learner.epsilon[0].double().numpy(), math.exp(learner.head.log_gamma.item())
-    lam = math.exp(learner.head.log_lambda.item()) + RIDGE_FLOOR
+    assert learner.epsilon is not None
+    head, epsilon = ridge_head(learner), learner.epsilon[0].double().numpy()
+    gamma, lam = math.exp(head.log_gamma.item()), math.exp(head.log_lambda.item()) + RIDGE_FLOOR
     assert np.abs(sigma[0] - sigma[1]).max() > 1e-3 or not isinstance(learner, MetaVRF)  # kernels of their own
     for task in range(4):
         omega = mu[task][:, None] + sigma[task][:, None] * epsilon
@@ -185,7 +187,7 @@ def test_a_class_whose_samples_are_given_twice_weighs_as_before(name: str, conte
     doubled = replace(episodes, support_x=episodes.support_x[:, rows], support_y=episodes.support_y[:, rows])
     # Weighed by class, the samples count as they did; but they weigh 1 on average, and there are 10 instead of 8.
     with torch.no_grad():
-        learner.head.log_lambda.copy_((learner.head.lam * 2.5 / 2 - RIDGE_FLOOR).log())
+        ridge_head(learner).log_lambda.copy_((ridge_head(learner).lam * 2.5 / 2 - RIDGE_FLOOR).log())
     close(learner.predict(doubled).mean, once)
 
 
@@ -236,6 +238,20 @@ def test_posterior_samples_are_averaged_as_probabilities(name: str, context: str
 
 
 @pytest.mark.parametrize("context", ["none", "lstm", "bilstm"])
-def test_a_context_that_sees_targets_is_refused_for_classes(context: str) -> None:
-    with pytest.raises(UserError, match="context_inputs = 'xy' is for regression"):
-        experienced("metavrf", context, context_inputs="xy")
+def test_a_context_that_sees_labels_knows_what_one_of_pictures_alone_cannot(context: str) -> None:
+    episodes = tasks()
+    exchanged = replace(episodes, support_y=episodes.support_y.roll(1, dims=1))  # the same pictures, in other classes
+    for inputs, same in (("x", True), ("xy", False)):
+        learner = kernel_learner("metavrf", context, context_inputs=inputs)
+        one, other = (learner.infer(learner.placed(learner.embedded(e))[0]).mean for e in (episodes, exchanged))
+        assert ((one - other).abs().max().item() < 1e-5) == same
+
+
+@pytest.mark.parametrize("context", ["none", "lstm", "bilstm"])
+def test_the_numbering_of_classes_is_arbitrary_to_a_context_that_sees_labels(context: str) -> None:
+    learner, episodes = experienced("metavrf", context, context_inputs="xy"), tasks()
+    expected = learner.predict(episodes).mean
+    renamed, order = torch.tensor([2, 0, 3, 1]), torch.randperm(8)
+    close(learner.predict(replace(episodes, support_y=renamed[episodes.support_y])).mean[..., renamed], expected)
+    shuffled = replace(episodes, support_x=episodes.support_x[:, order], support_y=episodes.support_y[:, order])
+    close(learner.predict(shuffled).mean, expected)

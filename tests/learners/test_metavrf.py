@@ -9,17 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal, kl_divergence
 
-from awake import awake
+from awake import awake, ridge_head
 from metavrf.config import Config, MetaVRFSettings
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.kernels.random_features import exact_kernel
+from metavrf.kernels.spectral import RandomFeatures
 from metavrf.learners import build
 from metavrf.learners.base import Prediction
 from metavrf.learners.metavrf import MetaVRF
 from metavrf.learners.prototypical import Prototypical
 from metavrf.nn.inference import laplace_attention
-from metavrf.nn.mlp import MLP
+from metavrf.nn.mlp import MLP, GaussianMLP
 from metavrf.randomness import stream
 from metavrf.tasks.functions import family
 
@@ -45,7 +46,7 @@ def experienced(**settings: Any) -> MetaVRF:
     model.initialise(sine(25, seed=1))
     with torch.no_grad():
         for step in range(3):
-            model.train()(sine(seed=2 + step))
+            model.remember(model.train()(sine(seed=2 + step)))
     return model.eval()
 
 
@@ -58,6 +59,7 @@ def train_briefly(model: MetaVRF, batches: list[Episodes], lr: float) -> list[fl
         optimizer.zero_grad()
         prediction.loss.backward()
         optimizer.step()
+        model.remember(prediction)
         losses.append(prediction.loss.item())
     return losses
 
@@ -144,7 +146,7 @@ def test_training_tasks_before_it_change_a_prediction(context: str) -> None:
     model, episodes = learner(context=context).eval(), sine()
     before = model.predict(episodes).mean
     with torch.no_grad():
-        model.train()(sine(seed=3))
+        model.remember(model.train()(sine(seed=3)))
     assert (model.predict(episodes).mean - before).abs().max() > 1e-4
 
 
@@ -173,11 +175,11 @@ def test_loss_is_the_likelihood_plus_the_weighted_kl(context: str, inputs: str) 
     assert prediction.terms["kl"] > 0
 
 
-class Constant(nn.Module):
+class Constant(GaussianMLP):
     """An inference network that always says the same."""
 
     def __init__(self, mean: Tensor, log_variance: Tensor) -> None:
-        super().__init__()
+        super().__init__(16, 16, 16)
         self.answer = mean, log_variance
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,7 +191,8 @@ def test_bases_and_kl_agree_on_one_variance() -> None:
     """The authors' code samples with e^v and takes the KL with e^4v."""
     model, episodes = learner(bases=50_000, ridge=0.1), sine(tasks=3)
     mean, log_variance = 0.3 * torch.randn(16), torch.randn(16)
-    model.posterior = Constant(mean, log_variance)  # type: ignore[assignment]
+    model.posterior = Constant(mean, log_variance)
+    assert model.prior is not None
     with torch.no_grad():
         prediction = model.eval()(episodes)
         support, query = (
@@ -210,7 +213,7 @@ def test_bases_and_kl_agree_on_one_variance() -> None:
 def test_every_parameter_has_a_gradient(context: str) -> None:
     model = learner(context=context, context_inputs="xy")
     with torch.no_grad():
-        model.train()(sine(seed=1))  # so that the LSTM's state is not zero
+        model.remember(model.train()(sine(seed=1)))  # so that the LSTM's state is not zero
     prediction: Prediction = model(sine())
     assert prediction.loss is not None
     prediction.loss.backward()
@@ -248,6 +251,7 @@ def test_samples_are_averaged_and_their_spread_is_in_the_deviation() -> None:
     assert prediction.samples.shape == (4, 6, 9, 1)
     torch.testing.assert_close(prediction.mean, prediction.samples.mean(0))
     stored, variances = model.epsilon, []
+    assert stored is not None
     for one in stored.split(1):
         model.epsilon = one
         alone = model.predict(episodes)
@@ -263,7 +267,7 @@ def test_deviation_is_that_of_the_features_norm(feature_map: str) -> None:
     """Pairs are taken to have norm 1 without computing it; phases do not have it, and are not taken to."""
     model, episodes = experienced(feature_map=feature_map, ridge=1e-6), sine()
     std = model.predict(episodes).std
-    model.head.unit_norm = False
+    ridge_head(model).unit_norm = False
     torch.testing.assert_close(std, model.predict(episodes).std, rtol=1e-4, atol=1e-5)
 
 
@@ -297,13 +301,19 @@ def test_resampled_draws_make_training_depend_on_the_generator(feature_map: str)
     assert (first - other).abs().max() > 0.01
 
 
+def bases_of(model: MetaVRF) -> int:
+    """Random features of a forward pass."""
+    kernel = model.kernel(stream(0, "draws"))
+    assert isinstance(kernel, RandomFeatures)
+    return kernel.draws.bases
+
+
 @pytest.mark.parametrize(("train_bases", "drawn"), [(16, 16), (0, 64)])
 def test_a_training_step_draws_its_own_number_of_bases_and_evaluation_all(train_bases: int, drawn: int) -> None:
     model = learner(train_bases=train_bases)
-    assert model.train().draws(stream(0, "draws")).bases == drawn
-    assert model.eval().draws(stream(0, "draws")).bases == 64
-    fixed = learner(train_bases=train_bases, draw="fixed").train()
-    assert fixed.draws(stream(0, "draws")).bases == 64
+    assert bases_of(model.train()) == drawn
+    assert bases_of(model.eval()) == 64
+    assert bases_of(learner(train_bases=train_bases, draw="fixed").train()) == 64
 
 
 def test_evaluation_uses_the_stored_draws_whatever_the_generator() -> None:
@@ -314,6 +324,7 @@ def test_evaluation_uses_the_stored_draws_whatever_the_generator() -> None:
 def test_another_number_of_bases_and_samples_can_be_drawn() -> None:
     model, episodes = experienced(), sine()
     model.redraw(stream(1, "bases"), bases=200, samples=3)
+    assert model.epsilon is not None
     assert model.epsilon.shape == (3, 16, 100)
     assert model.predict(episodes).samples.shape == (3, 6, 9, 1)
     model.redraw(stream(1, "bases"))
@@ -331,8 +342,8 @@ def test_predictions_converge_to_those_of_the_exact_kernel(feature_map: str) -> 
     model, episodes = experienced(context="bilstm", feature_map=feature_map, ridge=0.1), sine(tasks=3)
     with torch.no_grad():
         embedded = episodes.embedded(model.embedding).embedded(model.rescale)
-        mean, log_variance = model.posterior(model.context(model.summary(embedded)))
-        spectrum = mean, (0.5 * log_variance).exp()
+        q = model.infer(embedded)
+        spectrum = q.mean[0], q.std[0]
         gram = exact_kernel(embedded.support_x, embedded.support_x, *spectrum) + (0.1 + 1e-8) * torch.eye(5)
         cross = exact_kernel(embedded.query_x, embedded.support_x, *spectrum)
         exact = cross @ torch.linalg.solve(gram, episodes.support_y)

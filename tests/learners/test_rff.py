@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from awake import ridge_head
 from metavrf.config import MetaVRFSettings
 from metavrf.learners.head import RIDGE_FLOOR
 from metavrf.learners.rff import RFF
@@ -17,7 +18,7 @@ from metavrf.tasks.functions import family
 
 def learner(embedding: nn.Module, features: int, **settings: Any) -> RFF:
     generator = torch.Generator().manual_seed(4)
-    return RFF(embedding, features, MetaVRFSettings(**settings), regression=True, generator=generator)
+    return RFF(embedding, features, MetaVRFSettings(**settings), targets=1, generator=generator)
 
 
 def test_there_is_no_inference_network() -> None:
@@ -29,7 +30,7 @@ def test_there_is_no_inference_network() -> None:
 def test_prediction_is_kernel_ridge_regression_in_closed_form(feature_map: str, generator: torch.Generator) -> None:
     model = learner(MLP((1, 8, 8)), 8, bases=30, feature_map=feature_map, ridge=1e-2, gamma=1.4)
     with torch.no_grad():
-        model.head.beta.fill_(-0.2)
+        ridge_head(model).beta.fill_(-0.2)
         model.log_length.fill_(0.5)
     episodes = family("sine").sample(3, 5, 7, generator)
     predicted = model.predict(episodes).mean
@@ -37,6 +38,7 @@ def test_prediction_is_kernel_ridge_regression_in_closed_form(feature_map: str, 
         support, query = (
             model.embedding(x).double().numpy() / math.exp(0.5) for x in (episodes.support_x, episodes.query_x)
         )
+    assert model.epsilon is not None
     omega = model.epsilon[0].double().numpy()  # ω ~ N(0, I) itself
 
     def phi(z: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -80,7 +82,7 @@ def test_classes_are_solved_by_the_same_learner() -> None:
         way=3,
     )
     settings = MetaVRFSettings(bases=256, gamma=10.0)
-    model = RFF(nn.Identity(), 3, settings, regression=False, generator=torch.Generator().manual_seed(0))
+    model = RFF(nn.Identity(), 3, settings, targets=None, generator=torch.Generator().manual_seed(0))
     prediction = model.predict(episodes)
     assert prediction.mean.shape == (2, 3, 3)
     assert torch.equal(prediction.mean.argmax(-1), torch.arange(3).expand(2, -1))

@@ -8,7 +8,7 @@ import torch
 from metavrf.config import MetaVRFSettings
 from metavrf.episodes import Episodes
 from metavrf.learners.metavrf import MetaVRF
-from metavrf.nn.mlp import MLP
+from metavrf.nn.mlp import MLP, GaussianMLP
 from metavrf.randomness import stream
 from metavrf.tasks.functions import family
 
@@ -21,7 +21,8 @@ def test_functions_start_with_a_phase_that_grows_evenly_with_the_input(seed: int
     episodes = family("sine").sample(25, shot, 9, stream(0, "train"))
     model.initialise(episodes)
     with torch.no_grad():
-        mean, log_variance = model.infer(episodes.embedded(model.embedding).embedded(model.rescale))
+        q = model.infer(episodes.embedded(model.embedding).embedded(model.rescale))
+        mean, log_variance = q.mean[0], 2 * q.std[0].log()
         z = model.rescale(model.embedding(torch.linspace(-5, 5, 21).reshape(1, 21, 1)))[0]
     assert torch.equal(mean, mean[:1].expand_as(mean))
     torch.testing.assert_close(log_variance, torch.full_like(log_variance, -2), rtol=0.05, atol=0)
@@ -36,6 +37,7 @@ def test_functions_of_several_inputs_start_with_a_phase_of_their_sum() -> None:
     x = torch.randn(25, 10, 3)
     episodes = Episodes(x[:, :6], torch.randn(25, 6, 1), x[:, 6:], torch.randn(25, 4, 1))
     model.initialise(episodes)
+    assert isinstance(model.posterior, GaussianMLP)
     with torch.no_grad():
         phase = model.rescale(model.embedding(x)) @ model.posterior.biases[-1][0, 0]
     assert torch.corrcoef(torch.stack([phase.flatten(), x.sum(-1).flatten()]))[0, 1].abs() > 0.98
@@ -45,6 +47,6 @@ def test_classes_start_with_bases_about_zero() -> None:
     model = MetaVRF(MLP((8, 16, 16)), 16, MetaVRFSettings(bases=8), targets=None, generator=torch.Generator())
     episodes = Episodes(torch.randn(25, 10, 8), torch.arange(5).repeat(25, 2), torch.randn(25, 3, 8), way=5)
     model.initialise(episodes)
-    mean, log_variance = model.infer(episodes.embedded(model.embedding))
-    assert (mean == 0).all()
-    assert (log_variance == 0).all()
+    q = model.infer(episodes.embedded(model.embedding))
+    assert (q.mean == 0).all()
+    assert (q.std == 1).all()

@@ -7,7 +7,16 @@ from torch import Tensor, nn
 from torch.distributions import Independent, Normal, kl_divergence
 
 from metavrf.episodes import Episodes
-from metavrf.nn.inference import Context, Prior, SetEncoder, TaskSummary, gaussian_kl, laplace_attention
+from metavrf.nn.inference import (
+    Carry,
+    Context,
+    Memory,
+    Prior,
+    SetEncoder,
+    TaskSummary,
+    gaussian_kl,
+    laplace_attention,
+)
 
 FEATURES = 6
 RECURRENT = ["lstm", "bilstm"]
@@ -19,11 +28,23 @@ def regression(support_x: Tensor, support_y: Tensor | None = None) -> Episodes:
     return Episodes(support_x, support_y, support_x[:, :1])
 
 
+def step(context: Context, summary: Tensor) -> Tensor:
+    """A training step's h, whose state is left to the next."""
+    h, memory = context(summary)
+    context.remember(memory)
+    return h
+
+
+def of(context: Context, summary: Tensor) -> Tensor:
+    """h alone."""
+    return context(summary)[0]
+
+
 def carried(context: Context, batches: int = 3) -> Context:
     """The context after training batches, so that its state is not zero."""
     context.train()
     for _ in range(batches):
-        context(torch.randn(4, FEATURES))
+        step(context, torch.randn(4, FEATURES))
     return context
 
 
@@ -86,23 +107,23 @@ def test_summary_of_unequal_shots_is_the_mean_of_class_means() -> None:
 
 def test_summary_sees_targets_only_when_asked_to() -> None:
     z, y, other = torch.randn(3, 5, FEATURES), torch.randn(3, 5, 1), torch.randn(3, 5, 1)
-    blind, seeing = TaskSummary(FEATURES), TaskSummary(FEATURES, targets=1)
+    blind, seeing = TaskSummary(FEATURES, targets=1), TaskSummary(FEATURES, targets=1, labels=True)
     assert torch.equal(blind(regression(z, y)), blind(regression(z, other)))
     assert (seeing(regression(z, y)) - seeing(regression(z, other))).abs().max() > 1e-3
     assert seeing(regression(z, y)).shape == (3, FEATURES)
 
 
-@pytest.mark.parametrize("targets", [0, 1])
-def test_summary_does_not_depend_on_the_order_of_the_support(targets: int) -> None:
+@pytest.mark.parametrize("labels", [False, True])
+def test_summary_does_not_depend_on_the_order_of_the_support(labels: bool) -> None:
     z, y, order = torch.randn(3, 5, FEATURES), torch.randn(3, 5, 1), torch.randperm(5)
-    summary = TaskSummary(FEATURES, targets)
+    summary = TaskSummary(FEATURES, 1, labels=labels)
     shuffled = summary(regression(z[:, order], y[:, order]))
     torch.testing.assert_close(summary(regression(z, y)), shuffled, rtol=0, atol=1e-6)
 
 
 def test_a_task_whose_targets_are_all_zero_has_finite_gradients() -> None:
     z = torch.randn(2, 5, FEATURES, requires_grad=True)
-    summary = TaskSummary(FEATURES, targets=1)
+    summary = TaskSummary(FEATURES, targets=1, labels=True)
     summary(regression(z, torch.zeros(2, 5, 1))).square().sum().backward()
     assert z.grad is not None
     assert torch.isfinite(z.grad).all()
@@ -126,19 +147,19 @@ def test_set_encoder_is_permutation_equivariant_and_its_codes_see_the_set() -> N
 def test_context_has_the_size_it_says(kind: str, size: int, training: bool) -> None:
     context = Context(kind, FEATURES).train(training)
     assert context.size == size
-    assert context(torch.randn(4, FEATURES)).shape == (4, size)
+    assert of(context, torch.randn(4, FEATURES)).shape == (4, size)
 
 
 def test_no_context_is_the_identity_and_has_no_weights() -> None:
     context, summary = Context("none", FEATURES), torch.randn(4, FEATURES)
-    assert torch.equal(context(summary), summary)
+    assert torch.equal(of(context, summary), summary)
     assert len(context.state_dict()) == 0
 
 
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_training_carries_the_state_from_batch_to_batch(kind: str) -> None:
     context, summary = Context(kind, FEATURES).train(), torch.randn(4, FEATURES)
-    first, second = context(summary), context(summary)
+    first, second = step(context, summary), step(context, summary)
     assert (first - second)[:, :FEATURES].abs().max() > 1e-3
     assert context.hidden.abs().max() > 1e-3
     assert context.cell.abs().max() > 1e-3
@@ -147,7 +168,7 @@ def test_training_carries_the_state_from_batch_to_batch(kind: str) -> None:
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_two_training_batches_are_one_long_sequence_to_the_forward_direction(kind: str) -> None:
     context, summary = Context(kind, FEATURES).train(), torch.randn(8, FEATURES)
-    halves = torch.cat([context(summary[:4]), context(summary[4:])])
+    halves = torch.cat([step(context, summary[:4]), step(context, summary[4:])])
     assert context.lstm is not None
     whole = context.lstm(summary.unsqueeze(1))[0].squeeze(1)
     torch.testing.assert_close(halves[:, :FEATURES], whole[:, :FEATURES], rtol=0, atol=1e-6)
@@ -156,7 +177,7 @@ def test_two_training_batches_are_one_long_sequence_to_the_forward_direction(kin
 
 def test_backward_direction_starts_every_batch_from_zero() -> None:
     context, summary = Context("bilstm", FEATURES).train(), torch.randn(4, FEATURES)
-    first, second = context(summary), context(summary)
+    first, second = step(context, summary), step(context, summary)
     torch.testing.assert_close(first[:, FEATURES:], second[:, FEATURES:], rtol=0, atol=1e-7)
 
 
@@ -164,10 +185,10 @@ def test_backward_direction_starts_every_batch_from_zero() -> None:
 def test_carried_state_is_detached_so_that_each_batch_can_be_backpropagated(kind: str) -> None:
     context = Context(kind, FEATURES).train()
     first_input = torch.randn(4, FEATURES, requires_grad=True)
-    context(first_input)
+    step(context, first_input)
     assert not context.hidden.requires_grad
     assert not context.cell.requires_grad
-    context(torch.randn(4, FEATURES)).sum().backward()
+    of(context, torch.randn(4, FEATURES)).sum().backward()
     assert first_input.grad is None
 
 
@@ -175,7 +196,7 @@ def test_carried_state_is_detached_so_that_each_batch_can_be_backpropagated(kind
 def test_evaluation_leaves_the_state_untouched(kind: str) -> None:
     context = carried(Context(kind, FEATURES))
     hidden, cell = context.hidden.clone(), context.cell.clone()
-    context.eval()(torch.randn(4, FEATURES))
+    of(context.eval(), torch.randn(4, FEATURES))
     assert torch.equal(context.hidden, hidden)
     assert torch.equal(context.cell, cell)
 
@@ -183,10 +204,10 @@ def test_evaluation_leaves_the_state_untouched(kind: str) -> None:
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_in_evaluation_each_task_is_a_sequence_of_one_from_the_saved_state(kind: str) -> None:
     context, summary = carried(Context(kind, FEATURES)).eval(), torch.randn(5, FEATURES)
-    together = context(summary)
-    alone = torch.cat([context(row) for row in summary.split(1)])
+    together = of(context, summary)
+    alone = torch.cat([of(context, row) for row in summary.split(1)])
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
-    torch.testing.assert_close(context(summary.flip(0)).flip(0), together, rtol=0, atol=1e-6)
+    torch.testing.assert_close(of(context, summary.flip(0)).flip(0), together, rtol=0, atol=1e-6)
 
 
 def test_evaluation_is_the_lstm_started_from_the_state() -> None:
@@ -194,14 +215,14 @@ def test_evaluation_is_the_lstm_started_from_the_state() -> None:
     lstm, zero = context.lstm, torch.zeros(1, 1, FEATURES)
     assert isinstance(lstm, nn.LSTM)
     start = (torch.cat([context.hidden, zero]), torch.cat([context.cell, zero]))
-    torch.testing.assert_close(context(summary), lstm(summary.unsqueeze(1), start)[0][0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(of(context, summary), lstm(summary.unsqueeze(1), start)[0][0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_the_state_changes_what_evaluation_says(kind: str) -> None:
     context, summary = Context(kind, FEATURES).eval(), torch.randn(5, FEATURES)
-    before = context(summary)
-    after = carried(context).eval()(summary)
+    before = of(context, summary)
+    after = of(carried(context).eval(), summary)
     assert (before - after).abs().max() > 1e-3
 
 
@@ -210,4 +231,104 @@ def test_the_state_is_saved_and_loaded_with_the_weights(kind: str) -> None:
     context, other, summary = carried(Context(kind, FEATURES)).eval(), Context(kind, FEATURES), torch.randn(5, FEATURES)
     other.load_state_dict(context.state_dict())
     assert {"hidden", "cell"} <= context.state_dict().keys()
-    assert torch.equal(other.eval()(summary), context(summary))
+    assert torch.equal(of(other.eval(), summary), of(context, summary))
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_a_step_that_is_not_remembered_leaves_no_trace(kind: str) -> None:
+    context, summary = Context(kind, FEATURES).train(), torch.randn(4, FEATURES)
+    first, again = of(context, summary), of(context, summary)
+    assert torch.equal(first, again)
+    assert context.hidden.abs().max() == 0
+
+
+# Streams
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+@pytest.mark.parametrize("skip", [False, True])
+def test_memory_handed_over_task_by_task_is_the_stream_at_once(kind: str, skip: bool) -> None:
+    context = carried(Context(kind, FEATURES, skip=skip)).eval()
+    summary = torch.randn(2, 5, FEATURES)  # two streams of five tasks
+    together, after = context(summary.flatten(0, 1), None, 5)
+    memory, steps = None, []
+    for position in range(5):
+        h, memory = context(summary[:, position], memory)
+        steps.append(h)
+    torch.testing.assert_close(together.unflatten(0, (2, 5)), torch.stack(steps, dim=1), rtol=0, atol=1e-6)
+    assert memory is not None
+    for ours, expected in zip(memory[:2], after[:2], strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_at_test_time_a_stream_is_causal_and_its_past_counts(kind: str) -> None:
+    context, summary = carried(Context(kind, FEATURES)).eval(), torch.randn(6, FEATURES)
+    before = context(summary, None, 6)[0]
+    changed = summary.clone()
+    changed[3] += 1
+    after = context(changed, None, 6)[0]
+    torch.testing.assert_close(after[:3], before[:3], rtol=0, atol=0)
+    assert (after[4:] - before[4:]).abs().amax(1).min() > 1e-4
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_streams_do_not_see_each_other(kind: str) -> None:
+    for training in (False, True):
+        context, summary = carried(Context(kind, FEATURES)).train(training), torch.randn(6, FEATURES)
+        together = context(summary, None, 3)[0]
+        alone = torch.cat([context(half, None, 3)[0] for half in summary.split(3)])
+        torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
+
+
+def test_memory_can_be_cut_off_from_its_gradients() -> None:
+    memory = Memory(torch.ones(1, requires_grad=True), None, torch.ones(1, requires_grad=True))
+    detached = memory.detached()
+    assert detached.cell is None
+    assert detached.hidden is not None and detached.evidence is not None
+    assert not (detached.hidden.requires_grad or detached.evidence.requires_grad)
+
+
+# Carry
+
+
+def test_plain_bayes_in_a_stream_multiplies_the_likelihoods_of_the_tasks_before() -> None:
+    evidence = 3 * torch.randn(4, 2, 5, dtype=torch.double)  # of 4 kernels, in 2 streams of 5 tasks
+    carried_on, after = Carry(learned=False)(evidence.flatten(1), None, 5)
+    for stream in range(2):
+        weights = np.full(4, 0.25)
+        for position in range(5):
+            prior = carried_on.unflatten(1, (2, 5))[:, stream, position].softmax(0)
+            np.testing.assert_allclose(prior, weights, rtol=1e-9)
+            weights = weights * evidence[:, stream, position].exp().numpy()
+            weights /= weights.sum()
+        np.testing.assert_allclose(after[:, stream].softmax(0), weights, rtol=1e-9)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_evidence_handed_over_task_by_task_is_that_of_the_stream_at_once(learned: bool) -> None:
+    carry, evidence = Carry(learned=learned), torch.randn(4, 2, 5, dtype=torch.double)
+    if learned:
+        with torch.no_grad():
+            carry.keep.fill_(0.5)
+            carry.log_trust.fill_(-0.3)
+    together, after = carry(evidence.flatten(1), None, 5)
+    memory, steps = None, []
+    for position in range(5):
+        prior, kept = carry(evidence[:, :, position], memory, 1)
+        memory = Memory(evidence=kept)
+        steps.append(prior)
+    torch.testing.assert_close(together.unflatten(1, (2, 5)), torch.stack(steps, dim=-1))
+    assert memory is not None
+    torch.testing.assert_close(memory.evidence, after)
+
+
+def test_a_learned_carry_starts_near_plain_bayes_and_fades_with_age() -> None:
+    evidence, carry = torch.randn(4, 6, dtype=torch.double), Carry(learned=True)
+    plain, learned = (c(evidence, None, 6)[0] for c in (Carry(learned=False), carry))
+    torch.testing.assert_close(learned, plain, rtol=0.05, atol=0.05)
+    with torch.no_grad():
+        carry.keep.fill_(-50.0)  # only yesterday counts
+    last = carry(evidence, None, 6)[0]
+    torch.testing.assert_close(last[:, 1:], evidence.log_softmax(0)[:, :-1])
+    assert (last[:, 0] == 0).all()

@@ -3,11 +3,12 @@ from __future__ import annotations
 import base64
 import concurrent.futures
 import json
+import math
 import re
 import struct
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+import metavrf
 from glyphs import encoded, glyph, refused
 from metavrf.episodes import Episodes
-from metavrf.evaluation import BAND90
 from metavrf.serve import app as application
 from metavrf.serve import guard
 from metavrf.serve.app import Served, create_app
 from metavrf.serve.models import Curves, CurveTask, Drawings
-from servers import Server, running
+from processes import TINY_OPTIONS
+from servers import Server, mixture_beside, running
 
 STATIC = Path(application.__file__).parent / "static"
 SIZE = 28
@@ -108,21 +110,94 @@ def test_a_png_and_its_rows_are_the_same_picture(served: Served) -> None:
     assert served.drawings.decode(png(2, 3, side=105), "it").shape == (1, SIZE, SIZE)
 
 
-def test_a_curve_passes_with_its_band_beside_the_other_learners(served: Served, server: Server) -> None:
-    assert served.curves is not None
+@pytest.fixture(scope="module")
+def mixture(curve_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Curves:
+    return mixture_beside(curve_runs[1], tmp_path_factory.mktemp("mixture"))
+
+
+@pytest.fixture(scope="module")
+def mixture_server(mixture: Curves) -> Iterator[Server]:
+    with running(Served(None, mixture)) as started:
+        yield started
+
+
+def test_a_curve_passes_with_its_band_beside_the_other_learners(mixture: Curves, mixture_server: Server) -> None:
     points = [[-4.0, 1.0], [-2.0, -1.5], [0.5, 2.0], [3.0, -1.0]]
-    task = server.post("/api/fit", {"kind": "curve", "points": points}).body
+    task = mixture_server.post("/api/fit", {"kind": "curve", "points": points}).body
     assert task["shots"] == 4
     x = [-5.0, -2.0, 0.0, 5.0]
-    curves = server.post("/api/predict", {"kind": "curve", "task": task["task"], "x": x}).body["curves"]
-    assert [curve["name"] for curve in curves] == ["small-sine", "small-rff"]
+    curves = mixture_server.post("/api/predict", {"kind": "curve", "task": task["task"], "x": x}).body["curves"]
+    assert [curve["name"] for curve in curves] == ["mixture", "small-rff"]
     episodes = Episodes.of_task([x for x, _ in points], [y for _, y in points], x)
-    for curve, model in zip(curves, served.curves.models, strict=True):
+    for curve, model in zip(curves, mixture.models, strict=True):
         fit = model.learner.predict(episodes)
-        assert fit.std is not None
         assert curve["mean"] == pytest.approx(fit.mean.flatten().tolist(), rel=1e-4, abs=1e-5)
-        half = [(high - low) / 2 for low, high in zip(curve["low"], curve["high"], strict=True)]
-        assert half == pytest.approx((BAND90 * fit.std.flatten()).tolist(), rel=1e-3, abs=1e-5)
+        for end, expected in zip(("low", "high"), fit.band(), strict=True):
+            assert curve[end] == pytest.approx(expected.flatten().tolist(), rel=1e-3, abs=1e-4)
+
+
+WAVE = [[x, round(3 * math.sin(x + 0.5), 3)] for x in (-3.0, -0.6, 1.5, 3.4, 4.6)]
+
+
+def curves_of(server: Server, points: list[list[float]], x: Sequence[float] = (0.0,)) -> list[dict[str, Any]]:
+    task = server.post("/api/fit", {"kind": "curve", "points": points}).body["task"]
+    reply = server.post("/api/predict", {"kind": "curve", "task": task, "x": list(x)})
+    assert reply.status == 200, reply.body
+    return list(reply.body["curves"])
+
+
+def entropy(curve: dict[str, Any]) -> float:
+    """Of the weights, in nats."""
+    return -sum(kernel["weight"] * math.log(max(kernel["weight"], 1e-300)) for kernel in curve["kernels"])
+
+
+def test_a_mixture_says_how_the_points_weigh_its_kernels(mixture: Curves, mixture_server: Server) -> None:
+    curve, plain = curves_of(mixture_server, WAVE)
+    assert plain["kernels"] is None
+    frequencies = [kernel["frequency"] for kernel in curve["kernels"]]
+    weights = [kernel["weight"] for kernel in curve["kernels"]]
+    assert frequencies == sorted(frequencies)
+    assert min(frequencies) >= 0
+    assert min(weights) >= 0
+    assert sum(weights) == pytest.approx(1, abs=1e-4)
+    about = mixture_server.get("/api/models").body["curve"]["models"]
+    assert [model["kernels"] for model in about] == [32, None]
+    episodes = Episodes.of_task([x for x, _ in WAVE], [y for _, y in WAVE], [0.0])
+    of_the_curve = mixture.models[0].learner.predict(episodes).weights.unflatten(0, (-1, 32)).sum(0)
+    assert sorted(weights) == pytest.approx(sorted(of_the_curve.flatten().tolist()), abs=1e-4)
+
+
+def test_the_more_points_of_a_wave_the_fewer_kernels_count(mixture_server: Server) -> None:
+    first, whole = (curves_of(mixture_server, WAVE[:count])[0] for count in (1, len(WAVE)))
+    assert entropy(whole) < 0.5 * entropy(first)
+
+
+@pytest.mark.parametrize(
+    "points", [WAVE[:1], WAVE[:2], [[0, 1e6]], [[1e6, 0], [-1e6, 1e6]], [[1, 2], [1, -2]]], ids=str
+)
+def test_one_or_two_points_are_enough_and_may_be_far_out_or_at_odds(
+    mixture_server: Server, points: list[list[float]]
+) -> None:
+    for curve in curves_of(mixture_server, points, [-5.0, 0.0, 5.0]):
+        assert np.isfinite([curve["mean"], curve["low"], curve["high"]]).all()
+        assert all(low <= high for low, high in zip(curve["low"], curve["high"], strict=True))
+        if curve["kernels"] is not None:
+            assert sum(kernel["weight"] for kernel in curve["kernels"]) == pytest.approx(1, abs=1e-4)
+
+
+def test_learners_of_one_kernel_have_no_weights_to_tell(server: Server) -> None:
+    about = server.get("/api/models").body["curve"]["models"]
+    assert [(model["learner"], model["kernels"]) for model in about] == [("metavrf", 1), ("rff", None)]
+    assert [curve["kernels"] for curve in curves_of(server, WAVE)] == [None, None]
+
+
+def test_kernels_drawn_several_times_have_one_weight_each(tmp_path: Path) -> None:
+    options = TINY_OPTIONS | {"iterations": 2, "validate_every": 2, "components": 12, "samples": 2}
+    metavrf.train("sine", out=tmp_path / "drawn", quiet=True, **options)
+    kernels = Curves(tmp_path / "drawn").predict(CurveTask([0.0, 1.0], [1.0, 2.0]), [0.0])[0].kernels
+    assert kernels is not None
+    assert len(kernels) == 12
+    assert sum(kernel.weight for kernel in kernels) == pytest.approx(1, abs=1e-4)
 
 
 def test_the_server_says_which_models_and_protocol_it_uses(server: Server) -> None:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from servers import Server
+from metavrf.serve.app import Served
+from servers import Server, mixture_beside, running
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
 
 sync_api = pytest.importorskip("playwright.sync_api")
 sync_api.expect.set_options(timeout=30_000)  # generous: the machine may be busy
+PHONE: dict[str, Any] = {
+    "viewport": {"width": 360, "height": 740},
+    "has_touch": True,
+    "is_mobile": True,
+    "color_scheme": "dark",
+}
 Page = Any
 Strokes = list[list[tuple[float, float]]]
 
@@ -87,9 +96,24 @@ def failing(browser: Any, server: Server) -> Iterator[Page]:
 
 @pytest.fixture
 def phone(browser: Any, server: Server) -> Iterator[Page]:
-    yield from open_page(
-        browser, server, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True, color_scheme="dark"
-    )
+    yield from open_page(browser, server, **PHONE)
+
+
+@pytest.fixture(scope="module")
+def mixture_server(curve_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Of a model of 32 kernels, beside plain random features."""
+    with running(Served(None, mixture_beside(curve_runs[1], tmp_path_factory.mktemp("mixture")))) as started:
+        yield started
+
+
+@pytest.fixture
+def mixed(browser: Any, mixture_server: Server) -> Iterator[Page]:
+    yield from open_page(browser, mixture_server)
+
+
+@pytest.fixture
+def mixed_phone(browser: Any, mixture_server: Server) -> Iterator[Page]:
+    yield from open_page(browser, mixture_server, **PHONE)
 
 
 def pen(page: Page, strokes: Strokes, *, lift: bool = True) -> None:
@@ -318,6 +342,123 @@ def test_a_point_can_be_dragged_and_set_by_keyboard(page: Page) -> None:
     sync_api.expect(page.locator("#plot .point")).to_have_count(1)
     page.locator("#plot").press("Control+z")
     sync_api.expect(page.locator("#plot .point")).to_have_count(2)
+
+
+def named(page: Page) -> tuple[float, float]:
+    """The likeliest frequency and its share in percent, as the chart of kernels is named for who cannot see it."""
+    label = page.locator("#kernels [role=img]").get_attribute("aria-label")
+    found = re.search(r"frequency: (\d+\.\d\d).* \((?:[<>] )?(\d+) % of the weight\)", label)
+    assert found, label
+    return float(found[1]), float(found[2])
+
+
+BARS = """() => [...document.querySelectorAll('#kernels rect')].map(bar =>
+    [bar.height.baseVal.value, bar.matches('.best'), bar.matches('.still')])"""
+
+
+def test_the_kernels_weights_move_with_each_point(mixed: Page) -> None:
+    mixed.click("#tab-curve")
+    chart = mixed.locator("#kernels [role=img]")
+    sync_api.expect(chart).to_contain_text("Set a point")
+    assert mixed.evaluate(BARS) == []
+    with mixed.expect_response("**/api/predict") as told:
+        set_points(mixed, [(0.2, 0.3)])
+    sync_api.expect(mixed.locator("#kernels rect.best")).to_have_count(1)
+    kernels = [kernel for kernel in told.value.json()["curves"][0]["kernels"] if kernel["frequency"] > 0.01]
+    frequency, share = named(mixed)
+    assert kernels[0]["frequency"] - 0.01 <= frequency <= kernels[-1]["frequency"] + 0.01
+    assert 100 * max(kernel["weight"] for kernel in kernels) - 1 <= share <= 100
+    sync_api.expect(mixed.locator("#kernels .likeliest")).to_contain_text(f"Likeliest frequency: {frequency:.2f}")
+    before = mixed.evaluate(BARS)
+    set_points(mixed, [(0.5, 0.6)])
+    changed = f"before => JSON.stringify(({BARS})()) !== JSON.stringify(before)"
+    mixed.wait_for_function(changed, arg=before)
+    after = mixed.evaluate(BARS)
+    of_waves = [(height, best) for height, best, still in after if not still]
+    assert [height for height, best in of_waves if best] == [max(of_waves)[0]]
+
+
+def weigh(page: Page, kernels: list[tuple[float, float]]) -> None:
+    """Let the server answer with kernels of these frequencies and weights, and set a point."""
+
+    def answer(route: Any) -> None:
+        body = route.fetch().json()
+        body["curves"][0]["kernels"] = [{"frequency": frequency, "weight": weight} for frequency, weight in kernels]
+        route.fulfill(json=body)
+
+    page.click("#tab-curve")
+    page.route("**/api/predict", answer)
+    set_points(page, [(0.2, 0.3)])
+    sync_api.expect(page.locator("#kernels rect.best")).to_have_count(1)
+
+
+def test_kernels_close_together_share_a_bar_and_those_without_a_wave_have_their_own(mixed: Page) -> None:
+    weigh(mixed, [(0.0, 0.05), (0.0, 0.05), (0.5, 0.1), (0.912, 0.2), (0.914, 0.5), (1.3, 0.1)])
+    heights, _, still = zip(*mixed.evaluate(BARS), strict=True)
+    assert [height / max(heights) for height in heights] == pytest.approx([1 / 7, 1 / 7, 1, 1 / 7], rel=1e-3)
+    assert still == (True, False, False, False)
+    assert named(mixed) == (0.91, 70)
+
+
+def test_points_that_fit_no_wave_are_told_so(mixed: Page) -> None:
+    weigh(mixed, [(0.0, 0.8), (0.9, 0.1), (1.1, 0.1)])
+    label = mixed.locator("#kernels [role=img]").get_attribute("aria-label")
+    assert "Likeliest: no wave that it knows (80 % of the weight)" in label
+
+
+@pytest.mark.parametrize("frequency", [0.0, 0.7])
+def test_kernels_of_one_frequency_are_one_bar(mixed: Page, frequency: float) -> None:
+    weigh(mixed, [(frequency, 0.5), (frequency, 0.5)])
+    assert mixed.evaluate(BARS) == [[pytest.approx(96), True, frequency == 0]]
+
+
+def test_the_chart_of_kernels_goes_with_its_curve(mixed: Page) -> None:
+    mixed.click("#tab-curve")
+    set_points(mixed, [(0.2, 0.3)])
+    sync_api.expect(mixed.locator("#kernels rect.best")).to_have_count(1)
+    mixed.get_by_label("MetaVRF (mixture)").uncheck()
+    sync_api.expect(mixed.locator("#kernels")).to_be_hidden()
+    mixed.get_by_label("MetaVRF (mixture)").check()
+    sync_api.expect(mixed.locator("#kernels rect.best")).to_have_count(1)
+    mixed.click("#curve-clear")
+    chart = mixed.locator("#kernels [role=img]")
+    sync_api.expect(chart).to_contain_text("Set a point")
+    assert "No point is set" in chart.get_attribute("aria-label")
+    assert mixed.evaluate(BARS) == []
+
+
+def test_the_weights_come_back_with_the_points_after_a_reload(mixed: Page) -> None:
+    mixed.click("#tab-curve")
+    set_points(mixed, [(0.2, 0.3), (0.5, 0.6)])
+    sync_api.expect(mixed.locator("#kernels rect.best")).to_have_count(1)
+    mixed.reload()
+    sync_api.expect(mixed.locator("#kernels rect.best")).to_have_count(1)
+
+
+def test_the_kernels_fit_on_a_phone_with_the_true_frequency_of_an_example(mixed_phone: Page) -> None:
+    mixed_phone.click("#tab-curve")
+    mixed_phone.click("#curve-example")
+    sync_api.expect(mixed_phone.locator("#kernels rect.best")).to_have_count(1)
+    sync_api.expect(mixed_phone.locator("#kernels .truth")).to_have_count(1)
+    sync_api.expect(mixed_phone.locator("#kernels .likeliest")).to_contain_text("true frequency")
+    assert mixed_phone.evaluate("document.documentElement.scrollWidth") == 360
+    frame = mixed_phone.locator("#kernels svg").bounding_box()
+    for part in mixed_phone.locator("#kernels :is(rect, text)").all():
+        box = part.bounding_box()
+        assert frame["x"] <= box["x"]
+        assert box["x"] + box["width"] <= frame["x"] + frame["width"]
+
+
+def test_learners_of_one_kernel_have_no_chart_of_kernels(page: Page) -> None:
+    page.click("#tab-curve")
+    set_points(page, [(0.2, 0.3)])
+    page.wait_for_selector(".fit.tone-0")
+    assert page.is_hidden("#kernels")
+
+
+def test_the_page_says_how_many_kernels_a_model_has(mixed: Page) -> None:
+    mixed.click("#tab-curve")
+    assert "Model mixture: MetaVRF, 32 kernels" in mixed.inner_text("#curve-model")
 
 
 def test_an_example_shows_the_curve_that_its_points_are_of(page: Page) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -97,6 +98,53 @@ def test_tasks_within_a_group_take_all_groups_large_enough_equally() -> None:
     assert chisquare(torch.bincount(classes[:, 0])[torch.tensor(groups) != 1]).pvalue > 0.01
 
 
+GROUPS = [0, 1, 0, 2, 2, 2, 0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("draws", [1, 70, 100_000])
+def test_tasks_of_a_stream_share_a_group_and_draw_their_classes_afresh(
+    draws: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DRAWS_AT_ONCE", draws)  # a stream stays whole where tasks are drawn in pieces
+    episodes = numbered([4] * 10, GROUPS).sample(1200, 3, 1, 2, seeded(), stream=4)
+    classes, _ = checked(episodes, 3, 1, 2)
+    assert episodes.stream == 4
+    chosen = torch.tensor(GROUPS)[classes].view(300, 12)
+    assert torch.equal(chosen, chosen[:, :1].expand(-1, 12))
+    assert chisquare(torch.bincount(chosen[:, 0], minlength=3)[[0, 2]]).pvalue > 0.01  # group 1 has two classes only
+    seen = np.zeros((10, 10))
+    np.add.at(seen, tuple(classes.view(300, 4, 3)[:, 1:3, 0].T.numpy()), 1)
+    for group in (0, 2):
+        own = torch.tensor(GROUPS) == group
+        assert chisquare(seen[own][:, own].flatten()).pvalue > 0.01  # a task says nothing of the next one's classes
+
+
+@pytest.mark.parametrize("within_group", [False, True])
+def test_a_stream_of_one_draws_what_was_drawn_without(within_group: bool) -> None:
+    bank, generators = numbered([4] * 10, GROUPS), [seeded(), seeded()]
+    plain = bank.sample(40, 3, 1, 2, generators[0], within_group=within_group)
+    stream = bank.sample(40, 3, 1, 2, generators[1], within_group=within_group, stream=1)
+    assert torch.equal(plain.support_x, stream.support_x)
+    assert torch.equal(plain.query_x, stream.query_x)
+    assert torch.equal(generators[0].get_state(), generators[1].get_state())
+    assert plain.stream == 1
+
+
+@pytest.mark.parametrize(
+    ("groups", "tasks", "way", "named"),
+    [
+        (None, 4, 2, ("no groups", "omniglot", "cifar-fs", "fc100")),
+        ([0, 0, 0, 1, 1, 2], 4, 4, ("way=4", "3 classes of the largest group")),
+        ([0, 0, 0, 1, 1, 2], 5, 2, ("tasks=5", "streams of 2")),
+    ],
+)
+def test_a_stream_that_cannot_be_drawn_is_refused(
+    groups: list[int] | None, tasks: int, way: int, named: tuple[str, ...]
+) -> None:
+    with refused(*named):
+        numbered(COUNTS, groups).sample(tasks, way, 1, 1, seeded(), stream=2)
+
+
 @pytest.mark.parametrize(
     ("bank", "shape", "named"),
     [
@@ -135,6 +183,15 @@ def test_selected_classes_keep_their_samples_and_groups_in_the_order_asked_for()
         bank.select(["a", "y", "z"], "the vinyals split")
 
 
+def test_banks_are_joined_with_all_their_samples() -> None:
+    first, second = numbered([3, 5]), numbered([4, 2, 6])
+    joined = Bank.join([first, replace(second, names=["x", "y", "z"])])
+    assert joined.names == ["a", "b", "x", "y", "z"]
+    own = [bank.inputs[s : s + c] for bank in (first, second) for s, c in zip(bank.starts, bank.counts, strict=True)]
+    for start, count, rows in zip(joined.starts, joined.counts, own, strict=True):
+        assert torch.equal(joined.inputs[start : start + count], rows)
+
+
 def test_a_compact_bank_has_the_same_classes_and_no_other_samples() -> None:
     bank = glyph_bank(classes=6, drawers=4)
     chosen = bank.select([name_of(4), name_of(1)], "a list")
@@ -144,3 +201,16 @@ def test_a_compact_bank_has_the_same_classes_and_no_other_samples() -> None:
     for number in range(2):
         mine, theirs = (b.inputs[b.starts[number] :][: b.counts[number]] for b in (compact, chosen))
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize(("shot", "query"), [(1, 4), (2, 3), (3, 1)])
+def test_what_supports_one_task_of_a_stream_is_no_query_of_another(shot: int, query: int) -> None:
+    labels = torch.arange(6).repeat_interleave(6)
+    bank = replace(Bank.of_labels(torch.arange(36).unsqueeze(1), labels, list("abcdef")), groups=torch.zeros(6).long())
+    episodes = bank.sample(60, 3, shot, query, torch.Generator().manual_seed(0), stream=10)
+    for start in range(0, 60, 10):
+        supports, queries = (
+            set(rows[start : start + 10].flatten().tolist()) for rows in (episodes.support_x, episodes.query_x)
+        )
+        assert not supports & queries
+        assert len(supports) > 3 * shot  # tasks of a stream do not all have the same

@@ -3,16 +3,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.resources import files as package_files
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
+from PIL import Image
+from scipy.stats import chisquare
 
 from glyphs import encoded, glyph, refused, write_table
-from metavrf.config import DataSettings
+from metavrf.config import DataSettings, EpisodeSettings
 from metavrf.errors import UserError
 from metavrf.tasks import download
 from metavrf.tasks.datasets import NAMED_SETS, listing, named_set
@@ -117,6 +122,154 @@ def test_omniglot_is_bright_ink_in_four_rotations_grouped_by_alphabet(
     assert pairs == {frozenset(pair) for pair in zip(bank.names[::2], bank.names[1::2], strict=True)}
 
 
+def write_classes(path: Path, names: list[str], picture: bytes, samples: int = 2) -> None:
+    """A Parquet file in which every sample of every class is the same picture."""
+    labels = [number for number in range(len(names)) for _ in range(samples)]
+    write_table(path, [picture] * len(labels), labels, names)
+
+
+def shade(colour: tuple[int, int, int], side: int) -> bytes:
+    return encoded(Image.new("RGB", (side, side), colour))
+
+
+def write_cifar(folder: Path, *, samples: int = 2) -> list[str]:
+    """Both files of CIFAR-100, all red; gives the class names."""
+    names = sorted(chain(*NAMED_SETS["fc100"].splits["oreshkin"]([], 0).values()))
+    for file in NAMED_SETS["fc100"].files:
+        write_classes(folder / file, names, shade((250, 0, 0), 32), samples)
+    return names
+
+
+def write_mixed(folder: Path) -> None:
+    """All classes of the three sets: characters of one drop of ink on white, red and green pictures."""
+    page = np.full((105, 105), 255, np.uint8)
+    page[40:70, 10:40] = 0
+    characters = [n for n in chain(*OMNIGLOT.splits["vinyals"]([], 0).values()) if "@" not in n]
+    write_classes(folder / FILES[0], characters[:964], encoded(page))
+    write_classes(folder / FILES[1], characters[964:], encoded(page))
+    write_cifar(folder, samples=1)
+    for file, first, last in zip(NAMED_SETS["mini-imagenet"].files, (0, 64, 80), (64, 80, 100), strict=True):
+        write_classes(folder / file, [f"n{number:02d}" for number in range(first, last)], shade((0, 250, 0), 84))
+
+
+def shipped() -> dict[str, Any]:
+    """The lists of CIFAR-100's classes that come with the package."""
+    return dict(json.loads(package_files("metavrf.tasks.splits").joinpath("cifar100.json").read_text()))
+
+
+def test_superclasses_are_twenty_of_five_classes_of_which_fc100_splits_none() -> None:
+    lists = shipped()
+    superclasses = {name: set(classes) for name, classes in lists["superclasses"].items()}
+    assert [len(classes) for classes in superclasses.values()] == [5] * 20
+    assert len(set().union(*superclasses.values())) == 100
+    for classes in superclasses.values():
+        assert sum(bool(classes & set(lists["fc100"][part])) for part in PARTS) == 1
+        assert classes <= set(chain(*lists["cifar-fs"].values()))
+
+
+def test_streams_on_cifar_are_of_one_superclass_each(tmp_path: Path, generator: torch.Generator) -> None:
+    names = write_cifar(tmp_path)
+    superclasses = shipped()["superclasses"]
+    settings = DataSettings(data=str(tmp_path))
+    shape = EpisodeSettings(way=5, shot=1, query=1, test_query=1, batch=30, train_way=20, stream=3)
+    tasks = open_tasks("fc100", settings, quiet=True)
+    assert isinstance(tasks, ClassTasks)
+    for part, groups in (("train", 12), ("val", 4), ("test", 4)):
+        assert tasks.banks[part].group_sizes().tolist() == [5] * groups
+        episodes = tasks.held_out(part, 150, shape, generator)
+        streams = [{names[row // 4] for row in rows} for rows in episodes.support_x.view(50, -1).tolist()]
+        assert all(stream in [set(classes) for classes in superclasses.values()] for stream in streams)
+        assert len({frozenset(stream) for stream in streams}) == groups
+    assert tasks.training(shape, generator).way == 5
+    few = open_tasks("cifar-fs", settings, quiet=True)
+    assert few.training(shape, generator).way == 5
+    for part, largest in (("val", 2), ("test", 3)):
+        assert few.held_out(part, 6, replace(shape, way=largest), generator).stream == 3
+        with refused("way=5", f"{largest} classes of the largest group"):
+            few.held_out(part, 6, shape, generator)
+
+
+@pytest.fixture(scope="module")
+def mixed_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the three sets, written once for all tests."""
+    folder = tmp_path_factory.mktemp("mixed")
+    write_mixed(folder)
+    return folder
+
+
+@pytest.fixture
+def mixed(mixed_data: Path, monkeypatch: pytest.MonkeyPatch) -> ClassTasks:
+    monkeypatch.setenv("METAVRF_CACHE", str(mixed_data / "cache"))
+    tasks = open_tasks("mixed-images", DataSettings(data=str(mixed_data)), quiet=True)
+    assert isinstance(tasks, ClassTasks)
+    return tasks
+
+
+MIXED_SHAPE = EpisodeSettings(way=5, shot=1, query=1, test_query=1, batch=900, train_way=16)
+
+
+def test_mixed_images_are_of_one_size_in_colour_and_characters_bright_on_black(mixed: ClassTasks) -> None:
+    assert mixed.description.inputs == (3, 32, 32)
+    assert mixed.bank.inputs.shape == (4 * 1623 * 2 + 200 + 200, 3, 32, 32)
+    character = mixed.bank.inputs[0].float()
+    assert torch.equal(character, character[:1].expand(3, -1, -1))
+    assert character.max() == 255
+    assert character.mean() < 40
+
+
+def test_mixed_images_are_split_as_each_of_the_sets_is(mixed: ClassTasks) -> None:
+    assert len(set(mixed.bank.names)) == len(mixed.bank.names)
+    for part, sizes in (("train", [4112, 64, 64]), ("val", [688, 16, 16]), ("test", [1692, 20, 20])):
+        bank = mixed.banks[part]
+        assert bank.group_sizes().tolist() == sizes
+        for name in ("omniglot", "cifar-fs", "mini-imagenet"):
+            own = [n.removeprefix(f"{name}/") for n in mixed.bank.names if n.startswith(f"{name}/")]
+            split = next(iter(NAMED_SETS[name].splits.values()))(own, 0)[part]
+            assert [n for n in bank.names if n.startswith(f"{name}/")] == [f"{name}/{n}" for n in split]
+
+
+def test_a_task_on_mixed_images_is_of_one_set_all_equally_likely(mixed: ClassTasks, generator: torch.Generator) -> None:
+    held_out = mixed.held_out("test", 900, MIXED_SHAPE, generator).looked_up()
+    for episodes in (mixed.training(MIXED_SHAPE, generator), held_out):
+        x = torch.cat([episodes.support_x, episodes.query_x], dim=1)
+        red, green, blue = x.flatten(3).amax(3).unbind(2)  # [tasks, samples] each
+        kinds = torch.stack([blue > 200, (red > 200) & (blue < 50), (green > 200) & (blue < 50)])
+        assert torch.equal(kinds.any(2), kinds.all(2))
+        assert kinds.all(2).sum(0).eq(1).all()
+        assert chisquare(kinds.all(2).sum(1)).pvalue > 0.01
+    with refused("way=17", "16 val classes of the smallest"):
+        mixed.held_out("val", 3, replace(MIXED_SHAPE, way=17), generator)
+
+
+def test_a_stream_on_mixed_images_is_of_one_set(mixed: ClassTasks, generator: torch.Generator) -> None:
+    rows = mixed.held_out("val", 40, replace(MIXED_SHAPE, stream=4), generator).support_x.reshape(10, -1)
+    of_set = (rows >= 4 * 1623 * 2).int() + (rows >= 4 * 1623 * 2 + 200)
+    assert torch.equal(of_set, of_set[:, :1].expand_as(of_set))
+    assert len(of_set.unique()) == 3
+
+
+def test_a_listing_counts_mixed_images(mixed_data: Path) -> None:
+    entry = listing(NAMED_SETS["mixed-images"], str(mixed_data))
+    assert entry["classes"] == {"train": 4112 + 64 + 64, "val": 688 + 16 + 16, "test": 1692 + 20 + 20}
+    assert entry["images"] == {part: 2 * classes for part, classes in entry["classes"].items()}
+
+
+def test_mixed_images_are_not_rotated_again(mixed_data: Path) -> None:
+    with refused("--rotate", "mixed-images"):
+        open_tasks("mixed-images", DataSettings(data=str(mixed_data), rotate=True))
+
+
+def test_mixed_images_ask_for_what_cannot_be_downloaded_before_they_download(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fetch(folder: Path, *, quiet: bool = False) -> list[Path]:
+        pytest.fail(f"downloaded into {folder}")
+
+    monkeypatch.setattr(download, "DOWNLOADS", dict.fromkeys(download.DOWNLOADS, fetch))
+    with refused("mini-imagenet cannot be downloaded", "non-commercial", "miniimagenet-train.parquet"):
+        open_tasks("mixed-images", DataSettings())
+
+
 def test_a_listing_tells_what_is_missing_and_counts_nothing(tmp_path: Path) -> None:
     touch(tmp_path / "given", FILES[0])
     entry = listing(OMNIGLOT, str(tmp_path / "given"))
@@ -186,7 +339,8 @@ def test_omniglot_is_split_as_published(omniglot: Open) -> None:
         ("omniglot", (4112, 688, 1692), (82_240, 13_760, 33_840)),
         ("cifar-fs", (64, 16, 20), (38_400, 9600, 12_000)),
         ("fc100", (60, 20, 20), (36_000, 12_000, 12_000)),
-        ("mini-imagenet", (64, 16, 20), (19_200, 1600, 12_000)),
+        ("mini-imagenet", (64, 16, 20), (38_400, 9600, 12_000)),
+        ("mixed-images", (4240, 720, 1732), (159_040, 32_960, 57_840)),
     ],
 )
 def test_a_listing_counts_classes_and_images_and_decodes_none(
@@ -232,6 +386,8 @@ def test_the_splits_of_cifar_are_as_published(name: str) -> None:
     assert ordered(split) == ordered(lists["cifar_fs"] if name == "cifar-fs" else fc100)
     assert train == test
     assert sorted(chain(*split.values())) == sorted(train)
+    superclasses = shipped()["superclasses"]
+    assert {c: name for name, classes in superclasses.items() for c in classes} == lists["superclass_of"]
 
 
 @needs_real_data

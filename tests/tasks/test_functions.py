@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -11,10 +12,13 @@ from torch import Tensor
 
 import metavrf
 from metavrf import api
+from metavrf.config import EpisodeSettings
 from metavrf.errors import UserError
 from metavrf.randomness import stream
 from metavrf.tasks import functions
+from metavrf.tasks.families import Line, Mixed, Step, Wave
 from metavrf.tasks.functions import FunctionFamily, Sine, SineMAML, family, register_family
+from metavrf.tasks.source import FunctionTasks
 
 RANGES = {"amplitude": (0.1, 5.0), "frequency": (0.8, 1.2), "phase": (0.0, math.pi)}
 
@@ -75,7 +79,11 @@ def test_sine_is_evaluated_as_written() -> None:
 
 def test_support_and_query_lie_on_the_same_curve() -> None:
     """At frequency 1 a curve is a combination of sin x and cos x, the same one for support and query."""
-    episodes = SineMAML().sample(20, 5, 9, stream(0, "train"))
+
+    class Quiet(SineMAML):
+        noise = 0.0
+
+    episodes = Quiet().sample(20, 5, 9, stream(0, "train"))
     assert episodes.query_y is not None
 
     def basis(x: Tensor) -> Tensor:
@@ -126,14 +134,14 @@ def test_training_validation_and_test_tasks_are_all_different() -> None:
 
 
 def test_a_domain_of_ones_own_is_used() -> None:
-    class Line(FunctionFamily):
+    class Slope(FunctionFamily):
         domain = (2.0, 3.0)
         parameters = {"slope": (1.0, 2.0)}
 
         def evaluate(self, x: Tensor, **parameters: Tensor) -> Tensor:
             return parameters["slope"] * x
 
-    episodes = Line().sample_grid(50, 4, stream(0, "test"))
+    episodes = Slope().sample_grid(50, 4, stream(0, "test"))
     assert 2 <= episodes.support_x.min() < episodes.support_x.max() <= 3
     assert (episodes.query_x[0, 0, 0].item(), episodes.query_x[0, -1, 0].item()) == (2, 3)
     slopes = episodes.support_y / episodes.support_x
@@ -142,7 +150,7 @@ def test_a_domain_of_ones_own_is_used() -> None:
 
 
 def test_an_unknown_family_is_named_with_the_known_ones() -> None:
-    with pytest.raises(UserError, match=r"'cosine' is unknown.*sine, sine-maml"):
+    with pytest.raises(UserError, match=r"'cosine' is unknown.*gp-matern, .*mixed, sine, sine-drift, sine-maml"):
         family("cosine")
 
 
@@ -186,4 +194,223 @@ def test_a_family_of_ones_own_can_be_trained_and_evaluated(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("registry")
 def test_registered_families_do_not_outlive_their_test() -> None:
-    assert sorted(functions._FAMILIES) == ["sine", "sine-maml"]
+    assert sorted(functions._FAMILIES) == [
+        "gp-matern",
+        "gp-mixed",
+        "gp-periodic",
+        "gp-rbf",
+        "mixed",
+        "sine",
+        "sine-drift",
+        "sine-maml",
+    ]
+
+
+def test_the_draws_of_the_papers_family_are_those_of_earlier_versions() -> None:
+    episodes = family("sine").sample_grid(50, 5, stream(7, "test"))
+    words = [hashlib.sha256(t.numpy().tobytes()).hexdigest()[:8] for t in (episodes.support_x, episodes.support_y)]
+    assert words == ["44e78ac4", "ada58220"]
+
+
+# Noise
+
+
+@pytest.mark.parametrize("grid", [True, False])
+def test_every_observation_has_noise_of_the_stated_deviation(grid: bool) -> None:
+    class Flat(FunctionFamily):
+        noise = 0.3
+
+        def values(self, x: Tensor, generator: torch.Generator, stream: int = 1) -> Tensor:
+            return torch.ones_like(x)
+
+    made = Flat()
+    episodes = made.sample_grid(2000, 50, stream(0, "test")) if grid else made.sample(2000, 50, 50, stream(0, "test"))
+    assert episodes.query_y is not None
+    for y in (episodes.support_y, episodes.query_y):
+        assert y.mean().item() == pytest.approx(1, abs=0.01)
+        assert y.std().item() == pytest.approx(0.3, rel=0.02)
+
+
+def test_mamls_sines_are_observed_with_noise() -> None:
+    episodes = family("sine-maml").sample(2000, 5, 40, stream(0, "test"))
+    assert episodes.query_y is not None
+    basis = torch.cat([episodes.query_x.sin(), episodes.query_x.cos()], dim=-1).double()
+    y = episodes.query_y.double()
+    left = y - basis @ torch.linalg.lstsq(basis, y).solution
+    assert (left.square().sum() / (2000 * 38)).sqrt().item() == pytest.approx(0.1, rel=0.01)
+    assert family("sine").noise == 0
+
+
+# Streams
+
+
+class Watched(Sine):
+    """Sines that remember the parameters they were drawn with."""
+
+    seen: dict[str, Tensor]
+
+    def evaluate(self, x: Tensor, **parameters: Tensor) -> Tensor:
+        self.seen = parameters
+        return super().evaluate(x, **parameters)
+
+
+@pytest.mark.parametrize("grid", [True, False])
+def test_tasks_of_a_stream_share_frequency_and_phase_and_nothing_else(grid: bool) -> None:
+    made, generator = Watched(), stream(0, "train")
+    episodes = made.sample_grid(60, 5, generator, 6) if grid else made.sample(60, 5, 8, generator, 6)
+    assert (episodes.stream, episodes.tasks) == (6, 60)
+    for name, values in made.seen.items():
+        streams = values.view(10, 6)
+        alike = (streams == streams[:, :1]).all(1)
+        assert bool(alike.all()) == (name in Sine.shared)
+        assert len(values.unique()) == (10 if name in Sine.shared else 60)
+    assert len(episodes.support_x.unique()) == 60 * 5
+
+
+def test_shared_parameters_drift_in_small_steps_and_stay_in_their_ranges() -> None:
+    class Drifting(Watched):
+        drift = 0.05
+
+    made = Drifting()
+    made.sample(200 * 100, 1, 1, stream(0, "train"), 100)
+    for name in Sine.shared:
+        low, high = RANGES[name]
+        unit = (made.seen[name].view(200, 100).double() - low) / (high - low)
+        assert -1e-5 <= unit.min() < 0.01
+        assert 0.99 < unit.max() <= 1 + 1e-5
+        inner = (unit[:, :-1] - 0.5).abs() < 0.25  # too far from the ends to be reflected
+        assert unit.diff(dim=1)[inner].std().item() == pytest.approx(0.05, rel=0.05)
+        assert unit[:, -1].var().item() == pytest.approx(1 / 12, rel=0.3)  # still uniform at the end
+    amplitude = made.seen["amplitude"].view(200, 100)
+    assert (amplitude.diff(dim=1).abs() > 0).all()
+
+
+def test_a_drifting_family_is_the_papers_where_tasks_stand_alone() -> None:
+    assert family("sine-drift").drift > 0
+    plain, drifting = (family(name).sample(5, 3, 4, stream(0, "train")) for name in ("sine", "sine-drift"))
+    assert torch.equal(plain.support_y, drifting.support_y)
+
+
+@pytest.mark.parametrize("name", ["mixed", "gp-rbf", "gp-mixed"])
+def test_a_family_that_shares_nothing_refuses_streams(name: str) -> None:
+    with pytest.raises(UserError, match=f"tasks of {name} have nothing in common"):
+        family(name).sample(4, 3, 5, stream(0, "train"), 2)
+
+
+def test_tasks_that_do_not_fill_their_streams_are_refused() -> None:
+    with pytest.raises(UserError, match="7 tasks cannot be divided into streams of 3"):
+        family("sine").sample(7, 3, 5, stream(0, "train"), 3)
+
+
+@pytest.mark.parametrize(("asked", "trained", "held"), [(1, 8, 8), (8, 8, 8), (20, 24, 16), (24, 24, 24)])
+def test_a_source_rounds_to_whole_streams(asked: int, trained: int, held: int) -> None:
+    tasks = FunctionTasks("sine")
+    shape = EpisodeSettings(batch=asked, stream=8)
+    training = tasks.training(shape, stream(0, "train"))
+    held_out = tasks.held_out("test", asked, shape, stream(0, "test"))
+    assert (training.tasks, training.stream) == (trained, 8)
+    assert (held_out.tasks, held_out.stream) == (held, 8)
+
+
+# A mixture of kinds
+
+
+def test_mixed_tasks_are_of_all_seven_kinds() -> None:
+    mixed = Mixed()
+    chosen = mixed.choose(7000, stream(0, "train"))
+    counts = chosen.bincount(minlength=7)
+    assert len(counts) == len(mixed.kinds) == len({type(kind) for kind in mixed.kinds}) == 7
+    assert (counts - 1000).abs().max() < 4 * math.sqrt(7000 * 1 / 7 * 6 / 7)
+    x = torch.linspace(-5, 5, 50).expand(7000, -1)
+    values = mixed.values(x, stream(0, "train"))
+    straight = values.diff(n=2, dim=1).abs().amax(1) < 1e-3
+    jumps = (values.diff(dim=1).abs() > 1e-6).sum(1)
+    number = {type(kind): i for i, kind in enumerate(mixed.kinds)}
+    assert straight[chosen == number[Line]].all()
+    assert not straight[chosen == number[Wave]].any()
+    assert (jumps[chosen == number[Step]] == 1).all()
+
+
+def test_no_kind_of_mixed_task_dominates() -> None:
+    x = torch.linspace(-5, 5, 100).expand(2000, -1)
+    for kind in Mixed.kinds:
+        values = kind.values(x, stream(0, "train"))
+        assert torch.isfinite(values).all()
+        assert 0.9 < values.square().mean().sqrt() < 1.9, type(kind).__name__
+        assert 1 < values.abs().amax(1).median() < 3.5, type(kind).__name__
+
+
+# Gaussian processes
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper"),
+    [
+        ("gp-rbf", {"length": 0.4, "scale": 0.7}),
+        ("gp-matern", {"length": 0.5, "scale": 0.3}),
+        ("gp-periodic", {"length": 0.5, "scale": 0.9, "period": 0.35}),
+    ],
+)
+def test_draws_of_gaussian_processes_have_the_stated_covariance(name: str, hyper: dict[str, float]) -> None:
+    made = type(family(name))
+
+    class Fixed(made):  # type: ignore[misc, valid-type]
+        parameters = {key: (value, value) for key, value in hyper.items()}
+
+    x = torch.tensor([-1.9, -0.6, -0.5, -0.25, 0.3, 1.1])
+    values = Fixed().values(x.expand(40_000, -1), stream(0, "test"))
+    assert values.dtype == torch.float32
+    d, length = (x.unsqueeze(0) - x.unsqueeze(1)).abs(), hyper["length"]
+    expected = {
+        "gp-rbf": lambda: torch.exp(-d.square() / (2 * length**2)),
+        "gp-matern": lambda: (
+            (1 + 5**0.5 * d / length + 5 * d.square() / (3 * length**2)) * torch.exp(-(5**0.5) * d / length)
+        ),
+        "gp-periodic": lambda: torch.exp(-2 * torch.sin(math.pi * d / hyper["period"]).square() / length**2),
+    }[name]()
+    scale = hyper["scale"] ** 2
+    assert values.mean(0).abs().max() < 5 * hyper["scale"] / 200
+    np.testing.assert_allclose(torch.cov(values.mT), scale * expected, atol=0.03 * scale)
+
+
+@pytest.mark.parametrize("name", ["gp-rbf", "gp-matern", "gp-periodic", "gp-mixed"])
+def test_gaussian_processes_follow_the_protocol_of_neural_processes(name: str) -> None:
+    made = family(name)
+    assert (made.domain, made.noise, made.unequal) == ((-2.0, 2.0), 0.02, True)
+    generator = stream(0, "train")
+    sizes = [made.sizes(generator) for _ in range(3000)]
+    supports, queries = zip(*sizes, strict=True)
+    assert (min(supports), max(supports)) == (3, 46)
+    assert min(queries) == 3
+    assert max(s + q for s, q in sizes) == 49
+    assert np.mean(supports) == pytest.approx(24.5, abs=1)
+
+
+def test_tasks_of_unequal_size_come_in_groups_of_equal_size() -> None:
+    groups = family("gp-mixed").sample_groups(45, stream(0, "test"), 10)
+    assert [group.tasks for group in groups] == [10, 10, 10, 10, 5]
+    assert len({group.support_x.shape[1] for group in groups}) > 1
+    for group in groups:
+        assert group.support_x.shape[1] + group.query_x.shape[1] < 50
+        assert group.support_x.abs().max() <= 2
+        assert torch.isfinite(group.support_y).all()
+    again = family("gp-mixed").sample_groups(45, stream(0, "test"), 10)
+    assert all(torch.equal(a.support_y, b.support_y) for a, b in zip(groups, again, strict=True))
+
+
+def test_a_source_draws_unequal_sizes_anew_at_each_step_unless_they_are_set() -> None:
+    tasks = FunctionTasks("gp-rbf")
+    drawn = [tasks.training(EpisodeSettings(shot=5, batch=2), stream(0, "train", step)) for step in range(20)]
+    assert len({episodes.support_x.shape[1] for episodes in drawn}) > 5
+    fixed = tasks.training(EpisodeSettings(shot=5, train_shot=7, query=11, batch=2), stream(0, "train"))
+    assert (fixed.support_x.shape[1], fixed.query_x.shape[1]) == (7, 11)
+    held_out = tasks.held_out("test", 3, EpisodeSettings(shot=6), stream(0, "test"))
+    assert (held_out.support_x.shape[1], held_out.query_x.shape[1]) == (6, 100)
+
+
+def test_a_family_must_say_what_its_functions_are() -> None:
+    class Nothing(FunctionFamily):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Nothing must override evaluate or values"):
+        Nothing().sample(2, 3, 4, stream(0, "train"))

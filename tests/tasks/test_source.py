@@ -16,7 +16,7 @@ from metavrf.episodes import Episodes
 from metavrf.randomness import stream
 from metavrf.run import write_tensors
 from metavrf.tasks.bank import Bank
-from metavrf.tasks.source import ClassTasks, Description, open_tasks
+from metavrf.tasks.source import ClassTasks, Description, FunctionTasks, open_tasks
 
 SETTINGS = DataSettings(image_size=16, grey=True)
 SPLIT = {"train": ["a", "c", "e", "g"], "val": ["b", "h"], "test": ["d", "f"]}
@@ -213,7 +213,7 @@ def test_a_run_is_not_tested_on_other_features(changed: dict[str, Any], message:
 @pytest.mark.parametrize(
     ("task", "named"),
     [
-        ("sinus", "sine, sine-maml"),
+        ("sinus", "sine-maml"),
         ("omniglott", "omniglot, cifar-fs"),
         ("my/set.parquet", "does not exist"),
     ],
@@ -244,11 +244,12 @@ def test_a_range_of_shots_is_drawn_anew_each_step_and_by_the_steps_own_numbers(g
         assert tasks.held_out("val", 5, shape, generator).shot == shape.shot  # tests have the shots asked for
 
 
-def shaded() -> ClassTasks:
-    """Images of one shade a class, ten of each."""
+def shaded(groups: str = "", **options: Any) -> ClassTasks:
+    """Images of one shade a class, ten of each; ``groups`` gives the number of each of the classes a to h."""
     shades = torch.arange(8).repeat_interleave(10)
     bank = Bank.of_labels(shades.view(-1, 1, 1, 1).repeat(1, 1, 8, 8).byte(), shades, list("abcdefgh"))
-    return ClassTasks(bank, SPLIT, Description((1, 8, 8), None, "given", "", "", SPLIT))
+    bank = replace(bank, groups=torch.tensor([int(group) for group in groups])) if groups else bank
+    return ClassTasks(bank, SPLIT, Description((1, 8, 8), None, "given", "", "", SPLIT), **options)
 
 
 def shown(episodes: Episodes) -> list[int]:
@@ -277,6 +278,92 @@ def test_held_out_tasks_have_the_shape_of_the_test_and_only_its_classes(
     assert (episodes.way, episodes.support_x.shape, episodes.query_x.shape) == (2, (50, 2), (50, 8))
     assert episodes.bank is tasks.bank.inputs
     assert shown(episodes) == numbers
+
+
+HALVES = "00001111"  # of a to h: the training classes are a, c and e, g; the others b, h and d, f
+
+
+def shades_of(episodes: Episodes, stream: int) -> list[list[int]]:
+    """The classes of each stream."""
+    shades = episodes.looked_up().support_x[..., 0, 0, 0].reshape(-1, stream * episodes.support_x.shape[1])
+    return [row.unique().tolist() for row in shades]
+
+
+@pytest.mark.parametrize(("batch", "tasks", "trained", "held"), [(60, 60, 60, 60), (1, 2, 4, 4), (9, 11, 12, 8)])
+def test_streams_are_whole_and_of_one_group_each(
+    batch: int, tasks: int, trained: int, held: int, generator: torch.Generator
+) -> None:
+    shape = replace(SHAPE, batch=batch, train_way=2, stream=4)
+    training = shaded(HALVES).training(shape, generator)
+    assert (training.tasks, training.stream) == (trained, 4)
+    assert all(shades in ([0, 2], [4, 6]) for shades in shades_of(training, 4))
+    held_out = shaded("01000001").held_out("val", tasks, replace(shape, way=2), generator)
+    assert (held_out.tasks, held_out.stream) == (held, 4)
+    assert shades_of(held_out, 4) == [[1, 7]] * (held // 4)
+    with refused("way=2", "1 classes of the largest group"):
+        shaded(HALVES).held_out("val", tasks, shape, generator)
+    for draw in (lambda: shaded().training(shape, generator), lambda: shaded().held_out("val", 4, shape, generator)):
+        with refused("no groups"):
+            draw()
+
+
+def test_training_tasks_of_a_stream_have_as_many_classes_as_all_groups_have(generator: torch.Generator) -> None:
+    groups, shape = "00101101", replace(SHAPE, stream=2)  # of the training classes, a and g; c and e
+    assert shaded(groups).training(replace(shape, train_way=60), generator).way == 2
+    three = "00000020"  # a, c and e; g alone
+    assert shaded(three).training(replace(shape, train_way=3), generator).way == 3
+    assert shaded(three).training(replace(shape, train_way=60), generator).way == 3
+    with refused("way=4", "3 classes of the largest group"):
+        shaded(three).training(replace(shape, train_way=60, way=4), generator)
+
+
+def test_a_view_of_a_group_is_a_group_of_its_own(generator: torch.Generator) -> None:
+    shape = replace(SHAPE, train_way=2, stream=3)
+    for options, views in (({"mirror": True}, 2), ({"rotate": True}, 4), ({"mirror": True, "rotate": True}, 8)):
+        tasks = shaded(HALVES, **options)
+        assert tasks.banks["train"].group_sizes().tolist() == [2] * (2 * views)
+        assert all(shades in ([0, 2], [4, 6]) for shades in shades_of(tasks.training(shape, generator), 3))
+
+
+def test_tasks_of_equal_size_are_one_group(generator: torch.Generator) -> None:
+    for tasks in (shaded(), open_tasks("sine", SETTINGS)):
+        (episodes,) = tasks.groups("val", 7, SHAPE, torch.Generator().manual_seed(3), fixed_shot=True)
+        same = tasks.held_out("val", 7, SHAPE, torch.Generator().manual_seed(3))
+        assert torch.equal(episodes.support_x, same.support_x)
+
+
+def test_tasks_of_unequal_size_are_several_groups_unless_the_shot_is_fixed(
+    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    tasks = open_tasks("sine", SETTINGS)
+    assert isinstance(tasks, FunctionTasks)
+    monkeypatch.setattr(type(tasks.family), "unequal", True)
+    groups = tasks.groups("val", 120, SHAPE, generator)
+    assert sum(episodes.tasks for episodes in groups) == 120
+    assert len({episodes.support_x.shape[1] for episodes in groups}) > 1
+    (fixed,) = tasks.groups("val", 120, SHAPE, generator, fixed_shot=True)
+    assert fixed.support_x.shape == (120, SHAPE.shot, 1)
+
+
+def test_tasks_on_mixed_data_sets_are_of_one_set_each(generator: torch.Generator) -> None:
+    tasks = shaded("01011010", mixed=True)  # of the training classes, a and c; e and g; then b; h, and d; f
+    training = tasks.training(replace(SHAPE, train_way=60), generator)
+    assert training.way == 2
+    assert {tuple(shades) for shades in shades_of(training, 1)} == {(0, 2), (4, 6)}
+    with refused("way=2", "1 val classes of the smallest"):
+        tasks.held_out("val", 5, SHAPE, generator)
+    with refused("way=3", "2 train classes of the smallest"):
+        tasks.training(replace(SHAPE, train_way=0, way=3), generator)
+    with refused("--within-alphabet", "one set"):
+        tasks.held_out("val", 5, SHAPE, generator, within_group=True)
+
+
+def test_features_of_mixed_pictures_are_drawn_as_the_pictures_are(tmp_path: Path, generator: torch.Generator) -> None:
+    mixed = replace(EMBEDDED, pictures="mixed-images")
+    groups = torch.tensor([0, 0, 0, 1, 1, 1, 1, 0])
+    path = write_features(tmp_path / "z.safetensors", description=mixed.to_dict(), groups=groups)
+    drawn = open_tasks(str(path), SETTINGS).training(replace(SHAPE, train_way=2), generator).support_x[..., 0]
+    assert {tuple(task.unique().tolist()) for task in drawn} == {(0, 2), (4, 6)}
 
 
 @pytest.mark.parametrize("augment", ["crop-flip", "affine"])

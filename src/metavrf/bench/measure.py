@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -15,11 +16,11 @@ from typing import Any, Literal, get_args
 from metavrf.bench.quoted import AUTHORS_EPISODES, AUTHORS_STEP
 from metavrf.bench.results import Aim, Results, Row, Section
 from metavrf.bench.turns import Turn, Worker, take_turns, timed
-from metavrf.bench.work import CONTEXTS, SINE_PARTS, Work
+from metavrf.bench.work import CONTEXTS, GRADIENTS, ON_SINE, SINE_PARTS, Work
 from metavrf.presets import preset
 
 OURS, DEFAULT = "ours", "default"
-SectionName = Literal["step", "evaluation", "adaptation", "sine", "start", "memory"]
+SectionName = Literal["step", "evaluation", "adaptation", "sine", "gradients", "start", "memory"]
 SECTIONS: tuple[SectionName, ...] = get_args(SectionName)
 STEP = "our step"
 COMMON = "as commonly written"
@@ -71,6 +72,7 @@ class Bench:
                 "evaluation": self.evaluation,
                 "adaptation": self.adaptation,
                 "sine": self.sine,
+                "gradients": self.gradients,
             }
             for name, measure in measures.items():
                 if name in wanted:
@@ -205,9 +207,13 @@ class Bench:
     def sine(self, workers: Mapping[str, Worker]) -> list[Section]:
         """A step on sine tasks, and its parts."""
         ours = workers[OURS]
-        whole = {f"whole step, context {context}": f"sine {context}" for context in CONTEXTS}
+        contexts = {f"whole step, context {context}": f"sine {context}" for context in CONTEXTS}
+        exact = {
+            "whole step, one kernel, exact": "sine exact",
+            f"whole step, {self.work.kernels} kernels, exact": "sine many",
+        }
         parts = {part: f"sine: {part}" for part in SINE_PARTS}
-        turns = [Turn(label, ours, piece, self.work.calls) for label, piece in (whole | parts).items()]
+        turns = [Turn(label, ours, piece, self.work.calls) for label, piece in (contexts | exact | parts).items()]
         seconds = self.turns("sine", turns)
         work, drawn = self.work, preset("sine").model.train_bases
         title = (
@@ -215,7 +221,33 @@ class Bench:
             f"D = {work.bases}, of which a training step draws {min(drawn, work.bases)}; the parts, forward and "
             "backward, are those of context bilstm"
         )
-        return [Section("sine", title, "ms", _milliseconds(seconds), list(whole)[-1])]
+        note = (
+            "Sine: rows with a context are one kernel by random features, as in the paper. Exact ones have no context "
+            f"(one kernel), or are the preset's own step with {work.kernels} kernels."
+        )
+        return [Section("sine", title, "ms", _milliseconds(seconds), list(contexts)[-1], notes=[note])]
+
+    def gradients(self, workers: Mapping[str, Worker]) -> list[Section]:
+        """Each gradient that is written by hand, beside the one that PyTorch derives."""
+        work = self.work
+        turns = [
+            Turn(f"{name}, {how}", workers[OURS], f"gradient: {name}, {how}", calls)
+            for name in GRADIENTS
+            for calls in [work.calls if name.endswith(ON_SINE) else max(1, work.calls // 4)]
+            for how in ("derived", "by hand")
+        ]
+        milliseconds = {row.name: row for row in _milliseconds(self.turns("gradients", turns))}
+        rows = []
+        for name in GRADIENTS:
+            derived, by_hand = (milliseconds[f"{name}, {how}"] for how in ("derived", "by hand"))
+            rows += [replace(row, reference=derived.name) for row in (derived, by_hand)]
+        title = (
+            "Hand-written gradients: forward and backward, beside the gradient that PyTorch derives, on the shapes of "
+            f"a step of {work.sine_tasks} sine tasks with {work.kernels} exact kernels or one by random features, and "
+            f"of one {work.hard_way}-way Omniglot task"
+        )
+        note = "The gradient of pooling is written by hand for memory, not for time: --only memory says what it saves."
+        return [Section("gradients", title, "ms", rows, rows[0].name, speed_up=True, notes=[note])]
 
     def start(self, *, bank: bool) -> Section:
         """Fresh processes, by turns."""
@@ -240,12 +272,17 @@ class Bench:
     def memory(self) -> Section:
         """The most that is resident during training steps on large tasks."""
         work = self.work
+        variants = {
+            "our allocator settings": (OURS, "many"),
+            "default allocator": (DEFAULT, "many"),
+            "our allocator settings, with the gradient of pooling derived": (OURS, "many, pooling derived"),
+        }
         rows = []
-        for label, allocator in {"our allocator settings": OURS, "default allocator": DEFAULT}.items():
+        for label, (allocator, piece) in variants.items():
             with self.worker(allocator) as worker:
-                worker.turn("many", MEMORY_STEPS)
+                worker.turn(piece, MEMORY_STEPS)
                 rows.append(Row(label, [worker.peak / GB]))
-            self.watch("memory", len(rows), 2)
+            self.watch("memory", len(rows), len(variants))
         images = work.tasks * work.many_way * (work.many_shot + work.query)
         title = (
             f"Memory: most that is resident after {MEMORY_STEPS + 1} steps of {work.tasks} tasks of "

@@ -6,13 +6,16 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 
+from metavrf.bench.gradients import Gradients, pooling_derived
 from metavrf.bench.step import (
     EXACT,
     CommonStep,
     Levers,
+    OneKernel,
     backward,
     common_embedding,
     convolutions_pass,
@@ -21,16 +24,18 @@ from metavrf.bench.step import (
     matrix_product,
     random_bank,
     random_tasks,
+    sine_config,
+    sine_trainer,
     step_config,
 )
 from metavrf.bench.turns import Call, Makers, serve
-from metavrf.bench.work import CONTEXTS, SINE_PARTS, Work
+from metavrf.bench.work import CONTEXTS, GRADIENTS, SINE_PARTS, Work
 from metavrf.config import TEST_SEED, DataSettings
 from metavrf.episodes import Episodes
-from metavrf.kernels.random_features import fourier_features
+from metavrf.kernels.spectral import RandomFeatures
 from metavrf.learners import build
 from metavrf.learners.base import Learner
-from metavrf.learners.metavrf import MetaVRF
+from metavrf.learners.kernel import one_kernel
 from metavrf.memory import keep_freed_memory
 from metavrf.nn.embeddings import ConvNet
 from metavrf.nn.inference import gaussian_kl
@@ -60,9 +65,8 @@ class Pieces:
         found: dict[str, Callable[[], Call]] = {
             "step": lambda: self.trainer(self.work).train_step,
             "step as trained": self.step_as_trained,
-            "many": lambda: (
-                self.trainer(replace(self.work, way=self.work.many_way, shot=self.work.many_shot)).train_step
-            ),
+            "many": self.many,
+            "many, pooling derived": lambda: pooling_derived(self.many()),
             "prototypical step": lambda: self.trainer(self.work, "prototypical").train_step,
             "maml step": lambda: self.trainer(self.work, "maml").train_step,
             "embedding": lambda: embedding_pass(self.our_embedding(), self.images),
@@ -79,9 +83,14 @@ class Pieces:
         for name, levers in lever_sets().items():
             found[name] = partial(self.common, levers)
         for context in CONTEXTS:
-            found[f"sine {context}"] = partial(self.sine_step, context)
+            found[f"sine {context}"] = partial(self.sine_step, context=context)
+        found["sine exact"] = partial(self.sine_step, context="none", train_kernel="exact")
+        found["sine many"] = partial(self.sine_step, many=True)
         for part in SINE_PARTS:
             found[f"sine: {part}"] = partial(self.sine_part, part)
+        for name in GRADIENTS:
+            found[f"gradient: {name}, by hand"] = partial(self.gradient, name, by_hand=True)
+            found[f"gradient: {name}, derived"] = partial(self.gradient, name, by_hand=False)
         return found
 
     @cached_property
@@ -98,6 +107,10 @@ class Pieces:
     def trainer(self, work: Work, learner: str = "metavrf") -> Trainer:
         """Our own loop on random pictures."""
         return make_trainer(step_config(work, learner), random_tasks(self.bank))
+
+    def many(self) -> Call:
+        """A step of large tasks."""
+        return self.trainer(replace(self.work, way=self.work.many_way, shot=self.work.many_shot)).train_step
 
     def step_as_trained(self) -> Call:
         """With the dropout and the changes to images that the preset trains with."""
@@ -172,17 +185,9 @@ class Pieces:
         x, y, asked = task.support_x[0].numpy(), task.support_targets[0].numpy(), task.query_x[0].numpy()
         return lambda: KernelRidge(alpha=0.1, kernel="rbf", gamma=1 / self.work.ready).fit(x, y).predict(asked)
 
-    def sine(self, context: str) -> Trainer:
-        """Our own loop on sine tasks."""
-        work = self.work
-        config = preset("sine").with_options(
-            context=context, batch=work.sine_tasks, shot=work.sine_shot, query=work.sine_query, bases=work.bases
-        )
-        return make_trainer(config, open_tasks("sine", config.data))
-
-    def sine_step(self, context: str) -> Call:
-        """A whole step."""
-        return self.sine(context).train_step
+    def sine_step(self, **options: Any) -> Call:
+        """A whole step on sine tasks."""
+        return sine_trainer(sine_config(self.work, **options)).train_step
 
     def sine_part(self, name: str) -> Call:
         """A part of it."""
@@ -191,23 +196,25 @@ class Pieces:
     @cached_property
     def sine_parts(self) -> dict[str, Call]:
         """The parts of a step as functions of ready inputs, each forward and backward."""
-        trainer = self.sine("bilstm")
+        trainer = sine_trainer(sine_config(self.work, context="bilstm"))
         for _ in range(5):
             trainer.train_step()
-        learner = trainer.learner
-        assert isinstance(learner, MetaVRF)
+        learner = OneKernel(trainer.learner)
+        embedding, rescale = trainer.learner.embedding, learner.learner.rescale
         episodes = trainer.tasks_of(0)
-        features = episodes.embedded(learner.embedding).embedded(learner.rescale)
+        features = episodes.embedded(embedding).embedded(rescale)
         features.support_x, features.query_x = (
             x.detach().requires_grad_() for x in (features.support_x, features.query_x)
         )
         z = torch.cat([features.support_x, features.query_x], dim=1).detach().requires_grad_()
-        mean, log_variance = (
-            v.detach().requires_grad_() for v in learner.posterior(learner.context(learner.summary(features)))
-        )
+
+        def posterior() -> tuple[torch.Tensor, torch.Tensor]:
+            return learner.posterior(learner.context(learner.summary(features))[0])
+
+        mean, log_variance = (v.detach().requires_grad_() for v in posterior())
         std = torch.exp(0.5 * log_variance).detach().requires_grad_()
-        draws = learner.draws(stream(0, "draws"))
-        phi = fourier_features(z, mean, std, draws).detach().requires_grad_()
+        kernel = RandomFeatures(learner.draws(stream(0, "draws")))
+        phi = kernel.features(z, one_kernel(mean, std)).detach().requires_grad_()
 
         def ridge() -> None:
             prediction = learner.head(phi, features)
@@ -220,15 +227,25 @@ class Pieces:
 
         parts: tuple[Call, ...] = (
             lambda: trainer.tasks_of(1),
-            lambda: backward(learner.rescale(learner.embedding(episodes.query_x))),
-            lambda: backward(*learner.posterior(learner.context(learner.summary(features)))),
+            lambda: backward(rescale(embedding(episodes.query_x))),
+            lambda: backward(*posterior()),
             lambda: learner.draws(stream(0, "draws", 1)),
-            lambda: backward(fourier_features(z, mean, std, draws)),
+            lambda: backward(kernel.features(z, one_kernel(mean, std))),
             ridge,
             divergence,
             trainer.optimizer.step,
         )
         return dict(zip(SINE_PARTS, parts, strict=True))
+
+    @cached_property
+    def gradients(self) -> Gradients:
+        """What has a gradient written by hand."""
+        return Gradients(self.work)
+
+    def gradient(self, name: str, *, by_hand: bool) -> Call:
+        """Forward and backward of one, with its own gradient or the one that PyTorch derives."""
+        gradient = self.gradients.all[name]
+        return gradient.call(gradient.by_hand if by_hand else gradient.derived)
 
 
 def omniglot_at_hand() -> bool:

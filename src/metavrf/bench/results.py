@@ -16,11 +16,19 @@ Quartiles = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Row:
-    """One variant: a figure a round."""
+    """One variant: a figure a round.
+
+    Attributes:
+        name: what it is.
+        values: the figures.
+        note: what else is to be said of it.
+        reference: the row that its ratio is taken to, where that is not the section's.
+    """
 
     name: str
     values: list[float]
     note: str = ""
+    reference: str = ""
 
     @property
     def quartiles(self) -> Quartiles:
@@ -61,8 +69,9 @@ class Section:
 
     def ratio(self, name: str, reference: str = "") -> Quartiles:
         """Quartiles of a row's ratio to another, taken round by round: what hits a whole round cancels out."""
-        value, other = self.row(name).values, self.row(reference or self.reference).values
-        pairs = zip(value, other, strict=True)
+        row = self.row(name)
+        other = self.row(reference or row.reference or self.reference)
+        pairs = zip(row.values, other.values, strict=True)
         return quartiles([b / a if self.speed_up else a / b for a, b in pairs])
 
     def table(self) -> tuple[str, list[str], list[list[str]]]:
@@ -95,6 +104,11 @@ class Aim:
     def met(self) -> bool:
         """Whether it was."""
         return self.measured >= self.aim if self.at_least else self.measured <= self.aim
+
+
+def _row(plain: Mapping[str, Any]) -> Row:
+    """As it was saved; older files know no reference of a row's own."""
+    return Row(plain["name"], plain["values"], plain["note"], plain.get("reference", ""))
 
 
 def quartiles(values: Sequence[float]) -> Quartiles:
@@ -149,10 +163,7 @@ class Results:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Results:
         """What :meth:`to_dict` gave."""
-        sections = [
-            Section(**{**plain, "rows": [Row(row["name"], row["values"], row["note"]) for row in plain["rows"]]})
-            for plain in values["sections"]
-        ]
+        sections = [Section(**{**plain, "rows": [_row(row) for row in plain["rows"]]}) for plain in values["sections"]]
         aims = [Aim(**aim) for aim in values["aims"]]
         return cls(sections, aims, values["machine"], values["skipped"], values["curves"])
 

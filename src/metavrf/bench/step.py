@@ -17,17 +17,22 @@ from metavrf.bench.turns import Call
 from metavrf.bench.work import Work
 from metavrf.config import Config
 from metavrf.episodes import Episodes
-from metavrf.kernels.random_features import fourier_features
+from metavrf.kernels.random_features import Draws, fourier_features
+from metavrf.kernels.spectral import RandomFeatures
 from metavrf.learners import build
+from metavrf.learners.base import Learner
+from metavrf.learners.head import RidgeHead
 from metavrf.learners.metavrf import MetaVRF
 from metavrf.nn.embeddings import ConvNet
-from metavrf.nn.inference import gaussian_kl
+from metavrf.nn.inference import Prior, TaskSummary, gaussian_kl
+from metavrf.nn.mlp import GaussianMLP
 from metavrf.nn.normalisation import Own
 from metavrf.presets import preset
 from metavrf.randomness import stream
 from metavrf.run import Run
+from metavrf.studies.sine import ONE_KERNEL
 from metavrf.tasks.bank import Bank
-from metavrf.tasks.source import ClassTasks, Description, Tasks
+from metavrf.tasks.source import ClassTasks, Description, Tasks, open_tasks
 from metavrf.tasks.splits import PARTS
 from metavrf.training import Trainer, make_fabric
 
@@ -53,8 +58,9 @@ def random_tasks(bank: Bank, augment: str = "none") -> ClassTasks:
 
 
 def step_config(work: Work, learner: str = "metavrf", **options: Any) -> Config:
-    """Settings of the step: the preset's model on the work's tasks, every image seen as it is."""
+    """Settings of the step: the preset's model with a biLSTM on the work's tasks, every image seen as it is."""
     shape = {
+        "context": "bilstm",
         "way": work.way,
         "shot": work.shot,
         "query": work.query,
@@ -69,11 +75,52 @@ def step_config(work: Work, learner: str = "metavrf", **options: Any) -> Config:
     return preset("omniglot", learner).with_options(**shape | options)
 
 
+def sine_config(work: Work, *, many: bool = False, **options: Any) -> Config:
+    """Settings of a step on sine tasks: the paper's one kernel, by random features unless asked, or the preset's many.
+
+    All have the same tasks of the same number of points; that number varies from step to step in the preset.
+    """
+    shape: dict[str, Any] = {
+        "batch": work.sine_tasks,
+        "shot": work.sine_shot,
+        "query": work.sine_query,
+        "bases": work.bases,
+        "train_shot": 0,
+        "most_shot": 0,
+    }
+    kernels = {"components": work.kernels} if many else ONE_KERNEL | {"context_inputs": "x"}
+    return preset("sine").with_options(**kernels | shape | options)
+
+
+def sine_trainer(config: Config) -> Trainer:
+    """Our own loop on sine tasks."""
+    return make_trainer(config, open_tasks("sine", config.data))
+
+
 def make_trainer(config: Config, tasks: Tasks) -> Trainer:
     """What ``metavrf train`` runs; it writes nothing, for only its steps are taken."""
     learner = build(config, tasks.description)
     nowhere = Run(Path(os.devnull) / "run")
     return Trainer(config, nowhere, make_fabric(config.training), tasks, learner, stopped=[], quiet=True)
+
+
+class OneKernel:
+    """The parts of a MetaVRF of one kernel by random features, as in the paper: each is there, and of its one type."""
+
+    def __init__(self, learner: Learner) -> None:
+        assert isinstance(learner, MetaVRF)
+        assert isinstance(learner.summary, TaskSummary)
+        assert isinstance(learner.posterior, GaussianMLP)
+        assert isinstance(learner.prior, Prior)
+        assert isinstance(learner.head, RidgeHead)
+        self.learner, self.head, self.prior = learner, learner.head, learner.prior
+        self.summary, self.context, self.posterior = learner.summary, learner.context, learner.posterior
+
+    def draws(self, generator: torch.Generator | None) -> Draws:
+        """The randomness of a forward pass."""
+        kernel = self.learner.kernel(generator)
+        assert isinstance(kernel, RandomFeatures)
+        return kernel.draws
 
 
 def backward(*outputs: Tensor) -> None:
@@ -188,6 +235,7 @@ class CommonStep:
         plain.load_state_dict(learner.embedding.state_dict())
         learner.embedding = plain
         self.learner = learner.train()
+        self.parts = OneKernel(learner)
         self.learner.initialise(self.draw())
         self.optimizer = torch.optim.Adam(learner.parameters(), lr=config.training.lr, fused=levers.fused or None)
 
@@ -206,11 +254,12 @@ class CommonStep:
 
     def loss(self, episodes: Episodes) -> Tensor:
         """The negative evidence lower bound of the tasks."""
-        learner = self.learner
-        features = episodes.embedded(self._embed).embedded(learner.rescale)
+        features = episodes.embedded(self._embed).embedded(self.learner.rescale)
         size = episodes.tasks if self.levers.batched else 1
         parts = features.batches(size)
-        h = learner.context(torch.cat([learner.summary(part) for part in parts]))
+        h, memory = self.parts.context(torch.cat([self.parts.summary(part) for part in parts]))
+        if self.learner.training:
+            self.parts.context.remember(memory)
         losses = [self._solve(part, context) for part, context in zip(parts, h.split(size), strict=True)]
         return torch.stack(losses).mean()
 
@@ -220,7 +269,7 @@ class CommonStep:
 
     def _solve(self, episodes: Episodes, h: Tensor) -> Tensor:
         """The loss of some tasks, from their features and contexts."""
-        learner = self.learner
+        learner = self.parts
         mean, log_variance = learner.posterior(h)
         z = torch.cat([episodes.support_x, episodes.query_x], dim=1)
         phi = self._features(z, mean, torch.exp(0.5 * log_variance))
@@ -235,7 +284,7 @@ class CommonStep:
         return nll + self.config.model.kl_weight * kl
 
     def _features(self, z: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        draws = self.learner.draws(None)
+        draws = self.parts.draws(None)
         if self.levers.implicit:
             return fourier_features(z, mean, std, draws)[0]
         bases = mean.unsqueeze(-1) + std.unsqueeze(-1) * draws.epsilon[0]  # ω  [T, d, D/2]

@@ -16,6 +16,19 @@ SINE_PARTS = (
     "prior and KL",
     "optimiser",
 )
+ON_SINE, ON_OMNIGLOT = "sine tasks", "Omniglot"
+GRADIENTS = (
+    f"ridge, {ON_SINE}",
+    f"ridge, {ON_OMNIGLOT}",
+    f"exact kernels, {ON_SINE}",
+    f"exact kernels, {ON_OMNIGLOT}",
+    f"kernel of features, {ON_SINE}",
+    f"kernel of features, {ON_OMNIGLOT}",
+    f"cosine and sine, {ON_SINE}",
+    f"cosine and sine, {ON_OMNIGLOT}",
+    f"pooling, {ON_OMNIGLOT}",
+)
+"""What has a gradient written by hand, and on the shapes of which step it is measured."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,11 @@ class Work:
     sine_tasks: int = 25
     sine_shot: int = 5
     sine_query: int = 15
+    kernels: int = 32
+    """Of a sine step with many."""
+    hard_way: int = 60
+    hard_query: int = 5
+    """The one large task of the preset's own step on Omniglot: gradients written by hand are measured on its shapes."""
     calls: int = 20
     """In a row, of pieces that take milliseconds."""
     real: bool = True
@@ -79,6 +97,9 @@ class Work:
             sine_tasks=3,
             sine_shot=3,
             sine_query=4,
+            kernels=12,
+            hard_way=6,
+            hard_query=2,
             calls=2,
             real=False,
         )

@@ -86,6 +86,10 @@ class TestOptions:
     """Classes to test on: 'val' for validation classes, on which anything may be chosen before the test."""
     within_alphabet: bool = False
     """Draw all classes of an omniglot task from one alphabet: much harder."""
+    stream: int | None = None
+    """Tasks of a stream, if other than in training: each may look back at the supports of those before it."""
+    adaptivity: bool = False
+    """Also answer the tasks with the mean inference and with another task's: does the learner infer anything?"""
     data: str | None = None
     """Folder of the data sets, or the feature file, if other than in training."""
     plot: Path | None = None
@@ -99,7 +103,7 @@ class TestOptions:
 
     def options(self) -> dict[str, Any]:
         """What the package's functions are asked."""
-        shape = ("tasks", "way", "shot", "query", "seed", "within_alphabet", "data", "part")
+        shape = ("tasks", "way", "shot", "query", "seed", "within_alphabet", "data", "part", "stream", "adaptivity")
         return {name: getattr(self, name) for name in (*shape, "statistics", "own_share", "views")}
 
     def protocols(self) -> list[str]:
@@ -113,6 +117,8 @@ class Evaluate(TestOptions):
 
     run_directory: Annotated[Positional[Path], arg(metavar="RUN")]
     """The --out of a training, a model that comes with the package (omniglot, sine, photos), or hf://owner/name."""
+    on: str | None = None
+    """A family of functions to test on, if other than the one trained on."""
     bases: int | None = None
     """Use another number of random features."""
     samples: int | None = None
@@ -127,8 +133,9 @@ class Evaluate(TestOptions):
 
         check_picture(self.plot)
         bases: dict[str, Any] = {"bases": self.bases, "samples": self.samples, "draw": self.draw}
+        asked = {"on": self.on, **bases}
         results = [
-            api.evaluate(self.run_directory, protocol=protocol, **bases, **self.options())
+            api.evaluate(self.run_directory, protocol=protocol, **asked, **self.options())
             for protocol in self.protocols()
         ]
         if self.plot:

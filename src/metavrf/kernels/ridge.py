@@ -11,6 +11,7 @@ process of unit prior scale and noise λ: k(x, x) - k̃ᵀ(K + λI)⁻¹k̃ = λ
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -114,27 +115,71 @@ def fit(phi: Tensor, targets: Tensor, lam: Tensor | float, form: str = "auto") -
     raise UserError(f"ridge {form=} is unknown: choose auto, dual or primal")
 
 
-class Posterior(NamedTuple):
-    """What ridge regression says of queries, and of the data it was fitted to.
+class Fit(NamedTuple):
+    """Ridge regression under each kernel: what it says of queries, and how well it explains the data.
 
     Attributes:
         mean: ŷ ``[..., Q, p]``.
-        variance: of the Gaussian process, ``[..., Q]``.
-        energy: as of :class:`Ridge`, ``[..., p]``.
+        variance: of the Gaussian process of unit amplitude, ``[..., Q]``.
+        energy: Yᵀ(K + λI)⁻¹Y by output, ``[..., p]``.
+        log_det: log|K + λI|, ``[...]``; None where it was not asked for.
+        samples: of the support, S.
     """
 
     mean: Tensor
     variance: Tensor
     energy: Tensor
+    log_det: Tensor | None
+    samples: int
+
+    def log_evidence(self, amplitude: Tensor) -> Tensor:
+        """Log p(Y|X) = -½ Yᵀ A⁻¹ Y - ½ log|A| - ½ S log 2π with A = a²(K + λI), summed over outputs: ``[...]``.
+
+        ``amplitude [...]`` is a². The Cholesky factor of the solution has all of it.
+        """
+        assert self.log_det is not None
+        outputs = self.energy.shape[-1]
+        scale = self.samples * (amplitude.log() + math.log(2 * math.pi))
+        return -0.5 * (self.energy.sum(-1) / amplitude + outputs * (self.log_det + scale))
 
 
-def solve(kernel: Tensor, targets: Tensor, lam: Tensor, prior: Tensor | float = 1.0) -> Posterior:
+def solve(kernel: Tensor, targets: Tensor, lam: Tensor, prior: Tensor | float = 1.0) -> Fit:
     """The dual form in one go: ``kernel [..., S, S + Q]`` is of the support with itself and with the queries, K | K̃.
 
-    ``prior`` is k(x, x) of each query, ``[..., Q]`` or one for all.
+    ``lam`` is λ, one for all or ``[...]``. ``prior`` is k(x, x) of each query, ``[..., Q]`` or one for all.
     """
-    mean, explained, energy = _Solve.apply(kernel, targets, lam)
-    return Posterior(mean, (prior - explained).clamp_min(0), energy)
+    mean, explained, energy, log_det = _Solve.apply(kernel, targets, lam)
+    return Fit(mean, (prior - explained).clamp_min(0), energy, log_det, kernel.shape[-2])
+
+
+def solve_plainly(kernel: Tensor, targets: Tensor, lam: Tensor, prior: Tensor | float = 1.0) -> Fit:
+    """:func:`solve` with the gradient that PyTorch derives: what the tests and the benchmark compare it with."""
+    samples = kernel.shape[-2]
+    gram, cross = kernel[..., :samples], kernel[..., samples:]
+    factor = _cholesky(gram, lam)
+    white = torch.linalg.solve_triangular(factor, cross, upper=False)
+    targets = targets.expand(*kernel.shape[:-2], *targets.shape[-2:])
+    of_targets = torch.linalg.solve_triangular(factor, targets, upper=False)
+    explained, energy = white.square().sum(-2), of_targets.square().sum(-2)
+    log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return Fit(white.mT @ of_targets, (prior - explained).clamp_min(0), energy, log_det, samples)
+
+
+def factors(gram: Tensor, targets: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
+    """α = (K + λI)⁻¹Y ``[..., S, p]``, and R = L⁻¹ ``[..., S, S]`` with ‖Rk̃‖² the variance that is explained."""
+    factor = _cholesky(gram, lam)
+    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device).expand_as(factor)
+    root = torch.linalg.solve_triangular(factor, identity, upper=False)
+    return root.mT @ (root @ targets), root
+
+
+def leave_one_out(gram: Tensor, targets: Tensor, lam: Tensor) -> Tensor:
+    """What each support sample is predicted as by the others, ``[..., S, p]``, under ``gram [..., S, S]``.
+
+    With P = (K + λI)⁻¹ it is yᵢ - (PY)ᵢ/Pᵢᵢ (Rasmussen & Williams 2006, section 5.4.2).
+    """
+    inverse = torch.cholesky_inverse(_cholesky(gram, lam))
+    return targets - inverse @ targets / inverse.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
 
 
 def kernel_of(phi: Tensor, samples: int) -> Tensor:
@@ -163,14 +208,15 @@ class _Kernel(torch.autograd.Function):
 
 
 class _Solve(torch.autograd.Function):
-    """K̃ᵀP Y, the diagonal of K̃ᵀP K̃, and that of YᵀP Y, for P = (K + λI)⁻¹ = (LLᵀ)⁻¹.
+    """K̃ᵀP Y, the diagonal of K̃ᵀP K̃, that of YᵀP Y, and log|P⁻¹|, for P = (K + λI)⁻¹ = (LLᵀ)⁻¹.
 
-    With W = L⁻¹[K̃ | Y] they are products of W with itself. The gradient follows from dP = -P·dK·P with one more solve,
-    X = P[K̃ | Y] = L⁻ᵀW; written by hand it is a dozen operations on small matrices.
+    With W = L⁻¹[K̃ | Y] they are products of W with itself, and the determinant is in the diagonal of L. The gradient
+    follows from dP = -P·dK·P and d log|P⁻¹| = tr(P·dK) with one more solve, X = P[K̃ | Y] = L⁻ᵀW; written by hand it is
+    a dozen operations on small matrices.
     """
 
     @staticmethod
-    def forward(ctx: Any, kernel: Tensor, targets: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, kernel: Tensor, targets: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         samples, queries = kernel.shape[-2], kernel.shape[-1] - kernel.shape[-2]
         gram, cross = kernel.split([samples, queries], dim=-1)
         factor = _cholesky(gram, lam)
@@ -179,22 +225,33 @@ class _Solve(torch.autograd.Function):
         ctx.save_for_backward(factor, white, targets, lam)
         squares = white.square().sum(-2)
         of_queries, of_targets = white.split([queries, white.shape[-1] - queries], dim=-1)
-        return of_queries.mT @ of_targets, squares[..., :queries], squares[..., queries:]
+        log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1).mul_(2)
+        ctx.set_materialize_grads(False)
+        return of_queries.mT @ of_targets, squares[..., :queries], squares[..., queries:], log_det
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, mean: Tensor, explained: Tensor, energy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(
+        ctx: Any, mean: Tensor | None, explained: Tensor | None, energy: Tensor | None, log_det: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         factor, white, targets, lam = ctx.saved_tensors
+        outputs = targets.shape[-1]
+        queries = white.shape[-1] - outputs
+        mean = white.new_zeros(*white.shape[:-2], queries, outputs) if mean is None else mean
+        explained = white.new_zeros(*white.shape[:-2], queries) if explained is None else explained
+        energy = white.new_zeros(*white.shape[:-2], outputs) if energy is None else energy
         solved = torch.linalg.solve_triangular(factor.mT, white, upper=True)  # X = [A | α]
-        to_queries, to_targets = solved.split([mean.shape[-2], mean.shape[-1]], dim=-1)
+        to_queries, to_targets = solved.split([queries, outputs], dim=-1)
         by_mean = torch.cat([to_targets @ mean.mT, to_queries @ mean], dim=-1)
         squares = solved * torch.cat([explained, energy], dim=-1).unsqueeze(-2)
         right = torch.add(by_mean, squares, alpha=2)  # of [K̃ | Y]
-        squares[..., mean.shape[-2] :] += by_mean[..., mean.shape[-2] :]
-        gram = -(squares @ solved.mT)
-        kernel = torch.cat([gram, right[..., : mean.shape[-2]]], dim=-1)
+        squares[..., queries:] += by_mean[..., queries:]
+        gram = -(squares @ solved.mT)  # of K
+        if log_det is not None:
+            gram += log_det[..., None, None] * torch.cholesky_inverse(factor)
+        kernel = torch.cat([gram, right[..., :queries]], dim=-1)
         of_lam = gram.diagonal(dim1=-2, dim2=-1).sum(-1).sum_to_size(lam.shape)
-        return kernel, right[..., mean.shape[-2] :].sum_to_size(targets.shape), of_lam
+        return kernel, right[..., queries:].sum_to_size(targets.shape), of_lam
 
 
 def _cholesky(gram: Tensor, lam: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from metavrf.learners.r2d2 import R2D2
 from metavrf.learners.rbf import RBF
 from metavrf.learners.relation import Relation
 from metavrf.learners.rff import RFF
+from metavrf.learners.shared import Shared
 from metavrf.learners.versa import Versa
 from metavrf.nn.embeddings import make_embedding
 from metavrf.randomness import stream
@@ -29,6 +30,7 @@ Class = TypeVar("Class", bound=type[Learner])
 
 _LEARNERS: dict[str, type[Learner]] = {
     "metavrf": MetaVRF,
+    "shared": Shared,
     "rff": RFF,
     "rbf": RBF,
     "maml": MAML,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from metavrf.episodes import Episodes
+from metavrf.kernels.mixing import mix
 from metavrf.kernels.random_features import explicit_features
+from metavrf.kernels.spectral import Exact, Spectral
 
 if TYPE_CHECKING:
     from metavrf.learners.base import Learner
@@ -36,6 +38,57 @@ class Explicit(NamedTuple):
     noise: Tensor | None = None
     root: Tensor | None = None
     dual: bool = True
+
+
+class MixtureSolution(NamedTuple):
+    """One task solved under M kernels, as plain tensors.
+
+    Attributes:
+        kernels: those that count.
+        log_weights: ``[M]``.
+        support: ``[S, d]``, as the kernels take it.
+        solution: α ``[M, S, p]``, with the scale of logits.
+        root: R ``[M, S, S]`` with 1 - ‖Rk̃‖² the variance of unit amplitude; None for classes, like what follows.
+        noise: λ/a² ``[M]``.
+        finish: adds the mean function and the tails of the likelihood.
+    """
+
+    kernels: Spectral
+    log_weights: Tensor
+    support: Tensor
+    solution: Tensor
+    root: Tensor | None
+    noise: Tensor | None
+    finish: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None
+
+
+class AdaptedMixture(nn.Module):
+    """Many kernels conditioned on one task, less those that its support rules out. Answers as :class:`Adapted`."""
+
+    def __init__(
+        self, embedding: nn.Module, rescale: tuple[bool, Tensor], solved: MixtureSolution, temperature: Tensor
+    ) -> None:
+        """``rescale`` says whether features are scaled to length 1, and by what they are multiplied then."""
+        super().__init__()
+        self.embedding, self.rescale, self.solved = embedding, rescale, solved
+        self.temperature = temperature.clone()
+
+    def forward(self, x: Tensor) -> Answer:
+        """Probabilities ``[N, C]`` of ``x [N, ...]``; in regression mean and standard deviation, ``[N, p]`` each."""
+        solved, (unit, factor) = self.solved, self.rescale
+        z = self.embedding(x.unsqueeze(0)).squeeze(0)
+        z = (F.normalize(z, dim=-1) if unit else z) * factor
+        cross = Exact().cross(z, solved.support, solved.kernels)  # [M, S, N]
+        samples = (cross.mT @ solved.solution).unsqueeze(1)  # [M, 1, N, p]
+        weights = torch.log_softmax(solved.log_weights, 0).unsqueeze(1)
+        if solved.root is None or solved.noise is None or solved.finish is None:
+            mean, _ = mix(samples, None, weights)
+            return (mean[0].float() / self.temperature).softmax(-1)
+        process = (1 - (solved.root @ cross).square().sum(-2)).clamp_min(0)  # [M, N]
+        variance = solved.kernels.amplitude * (process + solved.noise.unsqueeze(-1))
+        mean, std = mix(*solved.finish(z, samples, variance[:, None, :, None].expand_as(samples)))
+        assert std is not None
+        return mean[0].float(), std[0].float()
 
 
 class Adapted(nn.Module):
@@ -86,17 +139,15 @@ class Adapted(nn.Module):
         phi = explicit_features(z, self.omega, self.phase).to(self.weights.dtype)  # [L, N, D]
         samples = phi @ self.weights + self.offset  # [L, N, p]
         if self.scale is None or self.root is None or self.noise is None:
-            if len(samples) == 1:
-                return (samples[0] / self.temperature).softmax(-1)
-            mean = samples.log_softmax(-1).logsumexp(0) - math.log(len(samples))
+            mean, _ = mix(samples)
             return (mean / self.temperature).softmax(-1)
         process = (phi @ self.root.mT).square().sum(-1)
         if self.dual:
             process = (phi.square().sum(-1) - process).clamp_min(0)
         variance = process.unsqueeze(-1) * self.scale.unsqueeze(-2) + self.noise.unsqueeze(-2)
-        if len(samples) == 1:
-            return samples[0], variance[0].sqrt()
-        return samples.mean(0), (variance.mean(0) + samples.var(0, correction=0)).sqrt()
+        mean, std = mix(samples, variance)
+        assert std is not None
+        return mean, std
 
 
 class Solving(nn.Module):

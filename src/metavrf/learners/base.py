@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
@@ -14,33 +14,18 @@ from torch import Tensor, nn
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners.adapted import Solving
+from metavrf.learners.stream import Stream
 from metavrf.nn.embeddings import Embedding, Ready
 from metavrf.nn.normalisation import Normalisation
 from metavrf.nn.views import check_views
+from metavrf.prediction import Prediction
 
 if TYPE_CHECKING:
     from metavrf.config import Config
     from metavrf.tasks.source import Description
 
 
-@dataclass(eq=False)
-class Prediction:
-    """What a learner says of the query samples.
-
-    Attributes:
-        mean: ``[T, Q, p]`` predictive mean, or ``[T, Q, C]`` logits (log probabilities up to a constant).
-        samples: ``[L, T, Q, p]`` the means or logits of the L posterior samples.
-        std: ``[T, Q, p]`` predictive standard deviation of y, for regression.
-        loss: the training objective, where the query's targets are known.
-        terms: its parts by name.
-    """
-
-    mean: Tensor
-    samples: Tensor
-    std: Tensor | None = None
-    loss: Tensor | None = None
-    terms: dict[str, Tensor] = field(default_factory=dict)
-
+__all__ = ["Kind", "Learner", "Prediction", "Statistics"]
 
 Statistics = Literal["running", "support", "episode"]
 Kind = Literal["regression", "classification"]
@@ -77,6 +62,7 @@ class Learner(nn.Module, ABC):
     maps: ClassVar[bool] = False
     embedding: nn.Module
     temperature: Tensor
+    components = 1  # kernels, or whatever a prediction is a mixture of: how much room a task takes
 
     def __init__(self, embedding: nn.Module | None = None) -> None:
         super().__init__()
@@ -90,13 +76,34 @@ class Learner(nn.Module, ABC):
         """A new learner for a configuration and tasks as ``data`` describes them; ``generator`` is for its draws."""
         return cls(embedding)
 
-    def forward(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+    def forward(self, episodes: Episodes, generator: torch.Generator | None = None, memory: Any = None) -> Prediction:
         """Embed and solve the tasks; ``generator`` feeds whatever the learner draws at random while it trains."""
-        return self.solve(self.embedded(episodes), generator)
+        return self.solve(self.embedded(episodes), memory, generator)
 
     @abstractmethod
-    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
-        """Solve tasks whose inputs are features."""
+    def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
+        """Solve tasks whose inputs are features.
+
+        ``memory`` is what an earlier prediction remembered (``Prediction.memory``), for learners that look back.
+        """
+
+    def remember(self, prediction: Prediction) -> None:
+        """Take up what a training step leaves to the next; most learners keep nothing."""
+
+    def inferred(self, episodes: Episodes) -> Any:
+        """What is inferred of each task on features, for the adaptivity test; None where nothing is.
+
+        See :class:`metavrf.learners.inferred.Inference` for what it must be able to do.
+        """
+        return None
+
+    def answer(self, episodes: Episodes, inference: Any) -> Prediction:
+        """Solve tasks on features with what :meth:`inferred` said of them, or of others."""
+        raise UserError("this learner infers nothing that could be exchanged between tasks")
+
+    def stream(self) -> Stream:
+        """Related tasks one after the other, each of which may look back at the supports of those before it."""
+        return Stream(self)
 
     def embedded(self, episodes: Episodes) -> Episodes:
         """The same tasks with features for inputs."""
@@ -114,16 +121,16 @@ class Learner(nn.Module, ABC):
             self.embedding.initialise(episodes.support_x)
 
     @torch.no_grad()  # not inference mode, in which an inner loop could not take gradients
-    def predict(self, episodes: Episodes, *, embedded: bool = False) -> Prediction:
+    def predict(self, episodes: Episodes, *, embedded: bool = False, memory: Any = None) -> Prediction:
         """Solve tasks as at test time: evaluation mode, no gradients, calibrated, input checked for NaN.
 
         ``embedded`` says that the inputs are this learner's features already. Answers, where they are known, are not
-        shown to the learner.
+        shown to the learner. ``memory`` is that of tasks before these, as :meth:`solve` takes it.
         """
         episodes.check_finite()
         episodes = episodes.asking(episodes.query_x)
         with self.at_test_time():
-            prediction = self.solve(episodes.looked_up()) if embedded else self(episodes)
+            prediction = self.solve(episodes.looked_up(), memory) if embedded else self(episodes, None, memory)
         if episodes.way is None:
             return prediction
         return replace(prediction, mean=(prediction.mean / self.temperature).log_softmax(-1))

@@ -54,7 +54,7 @@ class MAML(Learner):
         """With as many outputs as a task has classes, or real targets."""
         return cls(embedding, data.targets or config.episode.way, config.inner, regression=data.targets is not None)
 
-    def forward(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+    def forward(self, episodes: Episodes, generator: torch.Generator | None = None, memory: Any = None) -> Prediction:
         """Adapt to each task, then answer its queries."""
         if not self.regression and episodes.way != self.outputs:
             raise UserError(
@@ -80,7 +80,7 @@ class MAML(Learner):
         error = F.mse_loss(outputs[0], episodes.query_y)
         return replace(prediction, loss=error + prediction.loss, terms=prediction.terms | {"mse": error})
 
-    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+    def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
         """There are no features apart from a task: the whole network adapts."""
         raise UserError("this learner adapts its embedding to a task, so it cannot solve tasks of ready features")
 

@@ -36,7 +36,7 @@ class Matching(Learner):
         """With the scale of the similarities that the settings start from."""
         return cls(embedding, config.model.gamma)
 
-    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+    def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
         """P(class) = Σ attention to its support samples."""
         support, query = F.normalize(episodes.support_x, dim=-1), F.normalize(episodes.query_x, dim=-1)
         attention = (self.log_gamma.exp() * (query @ support.mT)).softmax(-1)  # [T, Q, S]

@@ -7,6 +7,8 @@ it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from metavrf.episodes import Episodes
@@ -20,7 +22,7 @@ class Prototypical(Learner):
     citation = "Snell, Swersky & Zemel, Prototypical networks for few-shot learning, NeurIPS 2017"
     solves = ("classification",)
 
-    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+    def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
         """Classify embedded queries."""
         return nearest_prototype(episodes)
 

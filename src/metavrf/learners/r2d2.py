@@ -34,6 +34,6 @@ class R2D2(Learner):
         """With λ and γ as the settings start them."""
         return cls(embedding, ridge=config.model.ridge, gamma=config.model.gamma)
 
-    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+    def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
         """Ridge in the dual, or in the primal where the support outnumbers the features."""
         return self.head(torch.cat([episodes.support_x, episodes.query_x], dim=1).unsqueeze(0), episodes)

@@ -33,7 +33,7 @@ class RBF(Learner):
         settings = config.model
         return cls(embedding, regression=data.targets is not None, ridge=settings.ridge, gamma=settings.gamma)
 
-    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+    def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
         """k(z, z') = exp(-‖z - z'‖² / 2h²) with h the mean pairwise distance of the support."""
         samples = episodes.support_x.shape[1]
         distance = _distance(episodes.support_x, torch.cat([episodes.support_x, episodes.query_x], dim=1))

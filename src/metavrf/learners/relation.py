@@ -53,7 +53,7 @@ class Relation(Learner):
         """For maps of the embedding's shape."""
         return cls(embedding, embedding.shape)
 
-    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+    def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
         """Logits are scores before their sigmoid ``[T, Q, C]``."""
         members = episodes.support_targets.to(episodes.support_x).mT  # [T, C, S]
         classes = self._convolved(self.of_class, members @ episodes.support_x).unsqueeze(1)  # [T, 1, C, ...]

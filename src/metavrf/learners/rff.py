@@ -1,7 +1,8 @@
 """Plain random Fourier features (Rahimi & Recht, NeurIPS 2007), the paper's baseline.
 
 The same embedding and ridge as MetaVRF, but one kernel for all tasks: bases are ω ~ N(0, I), and there is no
-inference network. What MetaVRF gains over this is what inferring the kernel gains.
+inference network. What MetaVRF gains over this is what learning and inferring the kernel gain together;
+:class:`metavrf.learners.shared.Shared` tells the two apart.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from __future__ import annotations
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from metavrf.config import Config
 from metavrf.episodes import Episodes
-from metavrf.learners.base import Prediction
-from metavrf.learners.metavrf import KernelLearner
+from metavrf.kernels.spectral import Spectral
+from metavrf.learners.kernel import KernelLearner, one_kernel
 from metavrf.tasks.source import Description
 
 
@@ -26,16 +26,9 @@ class RFF(KernelLearner):
     @classmethod
     def of(cls, embedding: Any, config: Config, data: Description, generator: torch.Generator) -> Self:
         """With the settings of the model; ``generator`` draws the bases."""
-        regression = data.targets is not None
-        return cls(embedding, embedding.features, config.model, regression=regression, generator=generator)
+        return cls(embedding, embedding.features, config.model, targets=data.targets, generator=generator)
 
-    def infer(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
+    def infer(self, episodes: Episodes) -> Spectral:
         """Standard bases, whatever the task."""
         mean = episodes.support_x.new_zeros(episodes.tasks, self.features)
-        return mean, torch.zeros_like(mean)
-
-    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
-        """Solve the tasks with the Gaussian kernel of unit bandwidth."""
-        episodes, _ = self.placed(episodes)
-        mean, log_variance = self.infer(episodes)
-        return self.regress(episodes, mean, torch.exp(0.5 * log_variance), generator)
+        return one_kernel(mean, torch.ones_like(mean))

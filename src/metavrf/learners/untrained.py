@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from metavrf.config import MetaVRFSettings
 from metavrf.episodes import Episodes
 from metavrf.kernels import ridge
+from metavrf.kernels.spectral import Spectral
 from metavrf.learners.adapted import Explicit
 from metavrf.learners.base import Prediction
 from metavrf.learners.head import class_shares
+from metavrf.learners.kernel import one_kernel
 from metavrf.learners.rff import RFF
 
 BASES = 512
@@ -39,7 +41,7 @@ class Untrained(RFF):
     ) -> None:
         """``ridge`` fixes λ; by default each task chooses its own."""
         settings = MetaVRFSettings(context="none", bases=bases, feature_map="sincos", draw="fixed")
-        super().__init__(nn.Identity(), features, settings, regression=regression, generator=generator)
+        super().__init__(nn.Identity(), features, settings, targets=1 if regression else None, generator=generator)
         self.head = LeaveOneOutHead(ridge)  # type: ignore[assignment]  # another kind of head, with the same methods
         self.double()
         self.eval().requires_grad_(False)
@@ -48,7 +50,7 @@ class Untrained(RFF):
         """The support's mean. The kernel depends on differences alone, but far from zero they lose digits."""
         return episodes.support_x.mean(1, keepdim=True)
 
-    def infer(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
+    def infer(self, episodes: Episodes) -> Spectral:
         """Bases N(0, diag 1/(ℓs)²): s the deviation of each feature, ℓ the mean distance once divided by it."""
         z = episodes.support_x
         deviation = z.std(1, correction=0)  # [T, d]
@@ -58,7 +60,7 @@ class Untrained(RFF):
         apart = torch.cdist(some, some, compute_mode="use_mm_for_euclid_dist")  # faster, and near enough for a mean
         length = apart.sum((1, 2)) / pairs
         length = torch.where(length > 0, length, 1.0).unsqueeze(-1)
-        return torch.zeros_like(deviation), -2 * torch.log(length * deviation)
+        return one_kernel(torch.zeros_like(deviation), 1 / (length * deviation))
 
 
 class _Solved(NamedTuple):

@@ -53,7 +53,7 @@ class Versa(Learner):
         epsilon = torch.randn(classes, self.samples, tasks, size, generator=generator).permute(1, 2, 0, 3)
         return mean + torch.exp(0.5 * log_variance) * epsilon.to(mean)
 
-    def solve(self, episodes: Episodes, generator: torch.Generator | None = None) -> Prediction:
+    def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
         """Linear classifiers whose probabilities are averaged; the loss is that average's, not the samples'."""
         weights = self.weights(episodes, generator)
         logits = episodes.query_x @ weights[..., :-1].mT + weights[..., -1].unsqueeze(-2)  # [L, T, Q, C]

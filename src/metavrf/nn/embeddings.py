@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from metavrf.config import EmbeddingSettings
 from metavrf.errors import UserError
 from metavrf.nn.dropout import dropout
-from metavrf.nn.mlp import MLP
+from metavrf.nn.mlp import MLP, Raw
 from metavrf.nn.normalisation import Normalisation, Own
 from metavrf.nn.pooling import max_pool
 from metavrf.nn.views import views_of
@@ -243,13 +243,13 @@ class Ready(Embedding):
 
 def make_embedding(
     inputs: Sequence[int], settings: EmbeddingSettings, *, regression: bool, maps: bool = False
-) -> Embedding | MLP:
+) -> Embedding | MLP | Raw:
     """The embedding for samples of the shape ``inputs``: a number, an image or a feature vector.
 
     ``maps`` asks a convolutional network for feature maps: it then pools in its first two blocks only.
     """
     if regression:
-        return MLP(FUNCTION_SIZES)
+        return Raw(inputs[0]) if settings.function_embedding == "raw" else MLP(FUNCTION_SIZES)
     if len(inputs) == 1:
         return Ready(inputs[0], settings.project)
     convolutional: dict[str, Any] = {

@@ -28,6 +28,18 @@ class MLP(nn.Sequential):
         return super().forward(x)
 
 
+class Raw(nn.Identity):
+    """The inputs themselves, where the kernels are to see them as they are."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.features = inputs
+
+    def forward(self, x: Tensor, own: int | None = None) -> Tensor:
+        """``x`` as it is."""
+        return x
+
+
 class GaussianMLP(nn.Module):
     """Two three-layer ELU networks, one for the mean and one for log σ² of a diagonal Gaussian.
 

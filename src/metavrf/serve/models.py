@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from metavrf import api
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.evaluation import BAND90
+from metavrf.learners.metavrf import MetaVRF
 from metavrf.run import SHIPPED, Run
 from metavrf.tasks.functions import family, is_family
 from metavrf.tasks.images import Preprocessing
@@ -28,6 +28,7 @@ MOST_PICTURES = 200  # of a task, or of a request to classify some
 MOST_POINTS = 100  # of a curve's task
 MOST_QUERIES = 1000  # points of a curve that are asked for at once
 MOST_PIXELS = 4_000_000  # of a picture that is sent, before it is decoded
+GRID = 101  # inputs over which a kernel's frequency is taken
 PNG = b"\x89PNG\r\n\x1a\n"
 
 Rows = list[list[int]]
@@ -44,6 +45,7 @@ class ServedModel:
         self.about = _about(opened, self.config.learner, self.config.model.context) | {
             "protocol": self.learner.protocol,
             "split": self.description.split,
+            "kernels": self.learner.components if isinstance(self.learner, MetaVRF) else None,
         }
 
     @property
@@ -155,13 +157,23 @@ class CurveTask:
 
 
 @dataclass
+class KernelWeight:
+    """A kernel of a mixture: the frequency it peaks at, in radians per unit of x, and its weight given the points."""
+
+    frequency: float
+    weight: float
+
+
+@dataclass
 class Curve:
-    """One learner's fit: the mean and, where it gives one, the 90 % band."""
+    """One learner's fit: the mean and, where it has them, the 90 % band and the kernels it is a mixture of."""
 
     name: str
     mean: list[float]
-    low: list[float] | None
-    high: list[float] | None
+    low: list[float] | None = None
+    high: list[float] | None = None
+    kernels: list[KernelWeight] | None = None
+    """By frequency; their weights sum to 1."""
 
 
 class Curves:
@@ -177,6 +189,7 @@ class Curves:
             raise UserError(f"curves of learners trained on different tasks cannot be compared: {', '.join(tasks)}")
         task = self.models[0].config.task
         self.domain = family(task).domain if is_family(task) else (-5.0, 5.0)
+        self._grid = torch.linspace(*self.domain, GRID)
 
     def predict(self, task: CurveTask, x: Sequence[float]) -> list[Curve]:
         """The fits of all learners at ``x``."""
@@ -185,11 +198,20 @@ class Curves:
 
     def _curve(self, model: ServedModel, episodes: Episodes) -> Curve:
         prediction = model.learner.predict(episodes)
-        mean = prediction.mean.flatten()
-        if prediction.std is None:
-            return Curve(model.name, mean.tolist(), None, None)
-        band = BAND90 * prediction.std.flatten()
-        return Curve(model.name, mean.tolist(), (mean - band).tolist(), (mean + band).tolist())
+        curve = Curve(model.name, prediction.mean.flatten().tolist(), kernels=self._kernels(model.learner, episodes))
+        if prediction.std is not None:
+            curve.low, curve.high = (end.flatten().tolist() for end in prediction.band())
+        return curve
+
+    def _kernels(self, learner: nn.Module, episodes: Episodes) -> list[KernelWeight] | None:
+        """What the support gives each kernel, by frequency; None where there is but one."""
+        if not isinstance(learner, MetaVRF) or learner.components == 1:
+            return None
+        frequency, weight = learner.spectrum(episodes, self._grid)
+        # Several draws of bases, or tails, stand for each kernel in turn: a kernel's weight is theirs together.
+        weight = weight.unflatten(0, (-1, len(frequency))).sum(0)
+        pairs = zip(frequency.flatten().tolist(), weight.flatten().tolist(), strict=True)
+        return [KernelWeight(*pair) for pair in sorted(pairs)]
 
 
 def shipped(name: str) -> bool:

@@ -18,9 +18,21 @@ from metavrf.config import Config
 from metavrf.errors import UserError
 from metavrf.presets import preset
 from metavrf.run import Run
+from metavrf.tasks.source import open_tasks
 
 CONTEXTS = ("none", "lstm", "bilstm")
 INNER_STEPS = (1, 5, 10)
+ONE_KERNEL: dict[str, Any] = {
+    "components": 1,
+    "guards": 0,
+    "moves": True,
+    "function_embedding": "mlp",
+    "train_kernel": "features",
+    "train_shot": 0,
+    "most_shot": 0,
+    "kl_weight": 1e-3,
+    "lr": 2e-3,
+}
 BASES: tuple[dict[str, Any], ...] = (
     {"draw": "fixed", "feature_map": "cosine"},
     {"draw": "resampled", "feature_map": "cosine"},
@@ -57,9 +69,14 @@ def variants(
 def study(trainings: dict[str, dict[str, Any]], out: Path, iterations: int, workers: int) -> list[dict[str, Any]]:
     """Train what is not trained yet, ``workers`` at a time in processes of one thread; then test everything."""
     configs = {name: _config(options, iterations) for name, options in trainings.items()}
+    train_apart(configs, out, workers)
+    return [_row(out / name, config) for name, config in configs.items()]
+
+
+def train_apart(configs: dict[str, Config], out: Path, workers: int) -> None:
+    """Train what is not trained yet, ``workers`` at a time in processes of one thread."""
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(lambda item: _train(out / item[0], item[1]), configs.items()))
-    return [_row(out / name, config) for name, config in configs.items()]
 
 
 def over_seeds(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
@@ -104,7 +121,10 @@ def limit_rows(shots: Sequence[int]) -> list[dict[str, Any]]:
 
 def _config(options: dict[str, Any], iterations: int) -> Config:
     changed = {key: value for key, value in options.items() if key != "learner"}
-    return preset("sine", options.get("learner", "metavrf")).with_options(**changed, iterations=iterations, threads=1)
+    start = preset("sine", options.get("learner", "metavrf"))
+    if start.learner == "metavrf":  # these studies are of the paper's one kernel
+        start = start.with_options(**ONE_KERNEL)
+    return start.with_options(**changed, iterations=iterations, threads=1)
 
 
 def _train(path: Path, config: Config) -> None:
@@ -112,7 +132,8 @@ def _train(path: Path, config: Config) -> None:
     if run.result_file.exists():
         return
     if not run.config_file.exists():
-        Run.create(path, config)
+        data = open_tasks(config.task, config.data, quiet=True).description
+        Run.create(path, config, data.to_dict() if data.targets is None else None)
     elif run.config() != config:
         raise UserError(f"{path} holds a run with other settings: choose another --out")
     command = [sys.executable, "-m", "metavrf", "train", "--resume", "--out", str(path), "--quiet"]

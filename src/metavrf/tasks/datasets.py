@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ import torch
 from metavrf.errors import UserError
 from metavrf.tasks.bank import Bank
 from metavrf.tasks.images import ParquetSource, Preprocessing, cache_folder, read_bank, rotated_names
-from metavrf.tasks.splits import Split, divide
+from metavrf.tasks.splits import PARTS, Split, divide
 
 Divide = Callable[[Sequence[str], int], Split]
 
@@ -74,6 +75,11 @@ class NamedSet:
         """All its classes, and the SHA-256 of what was read."""
         return read_bank(ParquetSource(self.find(data, quiet=quiet)), self.preprocessing, cache_folder(), quiet=quiet)
 
+    def counts(self, data: str) -> dict[str, int]:
+        """How many pictures each class has; decodes none."""
+        counts = ParquetSource(self.find(data)).counts()
+        return rotated_names(counts) if self.preprocessing.rotations else counts
+
 
 def _alphabets(bank: Bank) -> Bank:
     """Group characters by alphabet and rotation, for tasks within one alphabet."""
@@ -90,6 +96,68 @@ class Omniglot(NamedSet):
         """All characters and rotations, grouped by alphabet."""
         bank, key = super().read(data, quiet=quiet)
         return _alphabets(bank), key
+
+
+@dataclass(frozen=True)
+class Cifar100(NamedSet):
+    """CIFAR-100 has superclasses, of five classes each; a split may leave fewer of them in a part."""
+
+    def read(self, data: str, *, quiet: bool = False) -> tuple[Bank, str]:
+        """All classes, grouped by superclass."""
+        bank, key = super().read(data, quiet=quiet)
+        superclasses = _listed("cifar100.json")["superclasses"].values()
+        number = {name: index for index, names in enumerate(superclasses) for name in names}
+        return replace(bank, groups=torch.tensor([number.get(name, -1) for name in bank.names])), key
+
+
+@dataclass(frozen=True)
+class Mixture(NamedSet):
+    """Several data sets as one: the sets are the groups of its classes, and a task is of one set, never of two.
+
+    A class is named ``set/class``. Each set is split as is usual for it; grey pictures are repeated in three channels.
+    """
+
+    sets: tuple[NamedSet, ...] = ()
+
+    def find(self, data: str, *, quiet: bool = False) -> list[Path]:
+        """The files of all sets; those that cannot be fetched are looked for first."""
+        found: dict[str, list[Path]] = {}
+        for named in sorted(self.sets, key=lambda named: named.archive is not None):
+            found[named.name] = named.find(data, quiet=quiet)
+        return [path for named in self.sets for path in found[named.name]]
+
+    def read(self, data: str, *, quiet: bool = False) -> tuple[Bank, str]:
+        """The classes of all sets, grouped by set; each set is decoded and cached by itself."""
+        self.find(data, quiet=quiet)
+        banks, keys = zip(*(named.read(data, quiet=quiet) for named in self.sets), strict=True)
+        joined = Bank.join([replace(bank, inputs=bank.inputs.expand(-1, *self.preprocessing.shape)) for bank in banks])
+        names = [_within(named, name) for named, bank in zip(self.sets, banks, strict=True) for name in bank.names]
+        groups = torch.arange(len(banks)).repeat_interleave(torch.tensor([len(bank.names) for bank in banks]))
+        key = hashlib.sha256(" ".join(keys).encode()).hexdigest()
+        return replace(joined, names=names, groups=groups), key
+
+    def counts(self, data: str) -> dict[str, int]:
+        """How many pictures each class of each set has; decodes none."""
+        return {_within(named, name): n for named in self.sets for name, n in named.counts(data).items()}
+
+
+def _within(named: NamedSet, name: str) -> str:
+    """The name of a class of one of several data sets."""
+    return f"{named.name}/{name}"
+
+
+def _usual(*sets: NamedSet) -> Divide:
+    """Each set's classes as its first split divides them."""
+
+    def divided(names: Sequence[str], seed: int) -> Split:
+        split: Split = {part: [] for part in PARTS}
+        for named in sets:
+            own = [name.removeprefix(_within(named, "")) for name in names if name.startswith(_within(named, ""))]
+            for part, classes in next(iter(named.splits.values()))(own, seed).items():
+                split[part] += [_within(named, name) for name in classes]
+        return split
+
+    return divided
 
 
 def _listed(file: str) -> dict[str, Any]:
@@ -165,7 +233,7 @@ NAMED_SETS: dict[str, NamedSet] = {
             "Lake, Salakhutdinov, Tenenbaum: Human-level concept learning, Science 2015",
             archive="omniglot",
         ),
-        NamedSet(
+        Cifar100(
             "cifar-fs",
             _CIFAR_FILES,
             Preprocessing(32),
@@ -175,7 +243,7 @@ NAMED_SETS: dict[str, NamedSet] = {
             "Bertinetto et al.: Meta-learning with differentiable closed-form solvers, ICLR 2019",
             archive="cifar100",
         ),
-        NamedSet(
+        Cifar100(
             "fc100",
             _CIFAR_FILES,
             Preprocessing(32),
@@ -198,6 +266,26 @@ NAMED_SETS: dict[str, NamedSet] = {
 }
 
 
+def _mixture(name: str, size: int, *names: str) -> Mixture:
+    """Data sets as one, in colour and at one size."""
+    sets = tuple(
+        replace(NAMED_SETS[own], preprocessing=replace(NAMED_SETS[own].preprocessing, size=size)) for own in names
+    )
+    return Mixture(
+        name,
+        tuple(file for named in sets for file in named.files),
+        Preprocessing(size),
+        {"usual": _usual(*sets)},
+        f"{', '.join(names)} at {size} x {size} pixels; a task is of one of them",
+        "; ".join(f"{named.name}: {named.licence}" for named in sets),
+        "; ".join(named.citation for named in sets),
+        sets=sets,
+    )
+
+
+NAMED_SETS["mixed-images"] = _mixture("mixed-images", 32, "omniglot", "cifar-fs", "mini-imagenet")
+
+
 def named_set(name: str) -> NamedSet:
     """The data set of that name."""
     if name not in NAMED_SETS:
@@ -218,9 +306,7 @@ def listing(named: NamedSet, data: str) -> dict[str, Any]:
         "citation": named.citation,
     }
     if entry["complete"]:
-        counts = ParquetSource(named.find(data)).counts()
-        if named.preprocessing.rotations:
-            counts = rotated_names(counts)
+        counts = named.counts(data)
         split = next(iter(named.splits.values()))(list(counts), 0)
         entry["classes"] = {part: len(names) for part, names in split.items()}
         entry["images"] = {part: sum(counts.get(name, 0) for name in names) for part, names in split.items()}

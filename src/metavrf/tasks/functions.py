@@ -17,7 +17,6 @@ A family of one's own takes about ten lines::
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar, TypeVar
 
@@ -26,28 +25,45 @@ from torch import Tensor
 
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
+from metavrf.tasks.oracles import AffineLimit, BayesLimit, NoisyBayesLimit, Oracle
 
 EVALUATION_POINTS = 100  # evenly spaced over the domain, as the paper's mean squared errors are measured
+FEWEST_POINTS, MOST_POINTS = 3, 50  # of a support or query set; below which both together stay (neural processes)
 
 _FAMILIES: dict[str, type[FunctionFamily]] = {}
 Family = TypeVar("Family", bound="type[FunctionFamily]")
 
 
-class FunctionFamily(ABC):
+class FunctionFamily:
     """A distribution over functions of one variable; a task is one function and a few points on it.
 
-    Subclasses name their parameters with ranges (drawn uniformly) and say how to evaluate them. Override
-    :meth:`draw` for any other distribution.
+    Subclasses name their parameters with ranges (drawn uniformly) and say how to :meth:`evaluate` them. Override
+    :meth:`draw` for any other distribution of the parameters, or :meth:`values` for functions that have none.
+
+    Attributes:
+        name: what the family is registered by.
+        domain: the ends of the range of x.
+        noise: standard deviation of the Gaussian noise in every observed y, of support and query alike.
+        parameters: the range of each parameter.
+        shared: parameters that are the same in all tasks of a stream; the others are new for each task. A family
+            without any has no streams.
+        drift: step of a shared parameter from a task of a stream to the next: the standard deviation of a random walk,
+            as a share of the parameter's range, reflected at the ends of the range.
+        unequal: whether the number of points differs from task to task, as :meth:`sizes` draws it.
     """
 
     name: ClassVar[str] = ""
     domain: ClassVar[tuple[float, float]] = (-5.0, 5.0)
-    parameters: ClassVar[Mapping[str, tuple[float, float]]]
+    noise: ClassVar[float] = 0.0
+    parameters: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    shared: ClassVar[tuple[str, ...]] = ()
+    drift: ClassVar[float] = 0.0
+    unequal: ClassVar[bool] = False
     way = None  # regression
 
-    @abstractmethod
     def evaluate(self, x: Tensor, **parameters: Tensor) -> Tensor:
         """The functions at ``x [T, N]``, given each parameter as ``[T, 1]``."""
+        raise NotImplementedError(f"{type(self).__name__} must override evaluate or values")
 
     def draw(self, tasks: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Parameters of ``tasks`` functions, each ``[T, 1]``."""
@@ -56,24 +72,75 @@ class FunctionFamily(ABC):
             name: low + (high - low) * u for (name, (low, high)), u in zip(self.parameters.items(), unit, strict=True)
         }
 
-    def sample(self, tasks: int, shot: int, query: int, generator: torch.Generator) -> Episodes:
-        """Training tasks: support and query points uniform on the domain."""
+    def values(self, x: Tensor, generator: torch.Generator, stream: int = 1) -> Tensor:
+        """New functions at ``x [T, N]``, without noise: ``[T, N]``."""
+        drawn = self.draw(len(x), generator)
+        return self.evaluate(x, **(drawn if stream == 1 else self.tie(drawn, stream, generator)))
+
+    def tie(self, drawn: Mapping[str, Tensor], stream: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Parameters ``[T, 1]`` with the shared ones taken from the first task of each stream, and drifting."""
+        tied = dict(drawn)
+        for name in self.shared:
+            low, high = self.parameters[name]
+            value = drawn[name].view(-1, stream, 1)[:, :1].expand(-1, stream, -1)
+            if self.drift and high > low:
+                steps = self.drift * (high - low) * torch.randn(value.shape, generator=generator)
+                steps[:, 0] = 0
+                # Folding a free walk at the ends is the same as reflecting it there.
+                walked = torch.remainder(value - low + steps.cumsum(1), 2 * (high - low))
+                value = low + torch.minimum(walked, 2 * (high - low) - walked)
+            tied[name] = value.reshape(-1, 1)
+        return tied
+
+    def sizes(self, generator: torch.Generator) -> tuple[int, int]:
+        """Support and query points of tasks of unequal size, as neural processes draw them: S, then Q below 50 - S."""
+        support = int(torch.randint(FEWEST_POINTS, MOST_POINTS - FEWEST_POINTS, (), generator=generator))
+        return support, int(torch.randint(FEWEST_POINTS, MOST_POINTS - support, (), generator=generator))
+
+    def sample(self, tasks: int, shot: int, query: int, generator: torch.Generator, stream: int = 1) -> Episodes:
+        """Training tasks: support and query points uniform on the domain.
+
+        ``tasks`` counts all tasks; every ``stream`` consecutive ones are related (see ``shared``).
+        """
+        self._check_stream(tasks, stream)
         low, high = self.domain
         x = low + (high - low) * torch.rand(tasks, shot + query, generator=generator)
-        return self._episodes(x, shot, generator)
+        return self._episodes(x, shot, generator, stream)
 
-    def sample_grid(self, tasks: int, shot: int, generator: torch.Generator) -> Episodes:
-        """Evaluation tasks: support uniform, queries on an even grid over the domain."""
+    def sample_grid(self, tasks: int, shot: int, generator: torch.Generator, stream: int = 1) -> Episodes:
+        """Evaluation tasks: support uniform, queries on an even grid over the domain; streams as in training."""
+        self._check_stream(tasks, stream)
         low, high = self.domain
         support = low + (high - low) * torch.rand(tasks, shot, generator=generator)
         grid = torch.linspace(low, high, EVALUATION_POINTS).expand(tasks, -1)
-        return self._episodes(torch.cat([support, grid], dim=1), shot, generator)
+        return self._episodes(torch.cat([support, grid], dim=1), shot, generator, stream)
 
-    def _episodes(self, x: Tensor, shot: int, generator: torch.Generator) -> Episodes:
-        y = self.evaluate(x, **self.draw(len(x), generator))
+    def sample_groups(self, tasks: int, generator: torch.Generator, group: int = 5) -> list[Episodes]:
+        """Evaluation tasks of unequal size: groups of ``group`` tasks (the last may have fewer), each of its own size.
+
+        Support and query points are uniform on the domain, as in training.
+        """
+        starts = range(0, tasks, group)
+        return [self.sample(min(group, tasks - start), *self.sizes(generator), generator) for start in starts]
+
+    def oracles(self) -> dict[str, Oracle]:
+        """What no learner can beat on these tasks, each seen alone, by name; empty where it is not known."""
+        return {}
+
+    def _check_stream(self, tasks: int, stream: int) -> None:
+        if stream > 1 and not self.shared:
+            name = self.name or type(self).__name__
+            raise UserError(f"the tasks of {name} have nothing in common to make a stream of: set stream to 1")
+        if stream < 1 or tasks % stream:
+            raise UserError(f"{tasks} tasks cannot be divided into streams of {stream}")
+
+    def _episodes(self, x: Tensor, shot: int, generator: torch.Generator, stream: int) -> Episodes:
+        y = self.values(x, generator, stream)
+        if self.noise:
+            y = y + self.noise * torch.randn(y.shape, generator=generator)
         sizes = [shot, x.shape[1] - shot]
         (support_x, query_x), (support_y, query_y) = (v.unsqueeze(-1).split(sizes, dim=1) for v in (x, y))
-        return Episodes(support_x, support_y, query_x, query_y)
+        return Episodes(support_x, support_y, query_x, query_y, stream=stream)
 
 
 def register_family(name: str) -> Callable[[Family], Family]:
@@ -112,14 +179,31 @@ class Sine(FunctionFamily):
     """The paper's family: A·sin(wx + b)."""
 
     parameters = {"amplitude": (0.1, 5.0), "frequency": (0.8, 1.2), "phase": (0.0, math.pi)}
+    shared = ("frequency", "phase")
 
     def evaluate(self, x: Tensor, **parameters: Tensor) -> Tensor:
         """A·sin(wx + b)."""
         return parameters["amplitude"] * torch.sin(parameters["frequency"] * x + parameters["phase"])
 
+    def oracles(self) -> dict[str, Oracle]:
+        """The best affine and the best of all predictors."""
+        bayes = NoisyBayesLimit(self) if self.noise else BayesLimit(self)
+        return {"best affine predictor": AffineLimit(self), "Bayes-optimal": bayes}
+
 
 @register_family("sine-maml")
 class SineMAML(Sine):
-    """MAML's family: the same at frequency 1."""
+    """MAML's family, sines of frequency 1, observed with noise of standard deviation 0.1."""
 
+    noise = 0.1
     parameters = {"amplitude": (0.1, 5.0), "frequency": (1.0, 1.0), "phase": (0.0, math.pi)}
+
+
+@register_family("sine-drift")
+class SineDrift(Sine):
+    """The paper's family, whose frequency and phase drift from a task of a stream to the next."""
+
+    drift = 0.05
+
+
+import metavrf.tasks.families  # noqa: E402, F401  registers the other families, which need the names above

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from metavrf.errors import UserError
 from metavrf.run import read_tensors, write_tensors
@@ -332,6 +333,7 @@ def rotated(bank: Bank) -> Bank:
         torch.cat([bank.starts + turn * size for turn in turns]),
         bank.counts.repeat(4),
         list(rotated_names(dict.fromkeys(bank.names, 0))),
+        _repeated_groups(bank, 4),
     )
 
 
@@ -342,7 +344,15 @@ def mirrored(bank: Bank) -> Bank:
         torch.cat([bank.starts, bank.starts + len(bank.inputs)]),
         bank.counts.repeat(2),
         [*bank.names, *(f"{name}@mirror" for name in bank.names)],
+        _repeated_groups(bank, 2),
     )
+
+
+def _repeated_groups(bank: Bank, times: int) -> Tensor | None:
+    """Groups of a bank whose classes are repeated in other views: an alphabet turned is another alphabet."""
+    if bank.groups is None:
+        return None
+    return torch.cat([bank.groups + view * (int(bank.groups.max()) + 1) for view in range(times)])
 
 
 def rotated_names(counts: dict[str, int]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from metavrf.errors import UserError
 from metavrf.run import read_tensors
 from metavrf.tasks.augment import AUGMENTATIONS
 from metavrf.tasks.bank import Bank
-from metavrf.tasks.datasets import NAMED_SETS, data_folders
+from metavrf.tasks.datasets import NAMED_SETS, Mixture, data_folders
 from metavrf.tasks.functions import families, family, is_family
 from metavrf.tasks.images import FolderSource, ParquetSource, Preprocessing, cache_folder, mirrored, read_bank, rotated
 from metavrf.tasks.splits import PARTS, Split, divide
@@ -86,7 +87,25 @@ class Tasks(ABC):
         *,
         within_group: bool = False,
     ) -> Episodes:
-        """Tasks to validate or test on: ``part`` is "val" or "test", ``shape`` gives way, shot and query."""
+        """Tasks to validate or test on: ``part`` is "val" or "test", ``shape`` gives way, shot and query.
+
+        Tasks of streams are whole streams: as many as there are in ``tasks``, but at least one.
+        """
+
+    def groups(
+        self,
+        part: str,
+        tasks: int,
+        shape: EpisodeSettings,
+        generator: torch.Generator,
+        *,
+        fixed_shot: bool = False,
+    ) -> list[Episodes]:
+        """Tasks to validate or test on, as several Episodes where tasks are of unequal size.
+
+        ``fixed_shot`` asks for the shots of ``shape`` where the tasks would have shots of their own.
+        """
+        return [self.held_out(part, tasks, shape, generator)]
 
 
 def training_shot(shape: EpisodeSettings, generator: torch.Generator) -> int:
@@ -105,8 +124,13 @@ class FunctionTasks(Tasks):
         self.description = Description()
 
     def training(self, shape: EpisodeSettings, generator: torch.Generator) -> Episodes:
-        """Points drawn at random."""
-        return self.family.sample(shape.batch, training_shot(shape, generator), shape.query, generator)
+        """Points drawn at random; as many streams as hold a batch, and new sizes each step where a family has such."""
+        if self.family.unequal and not shape.train_shot:
+            shot, query = self.family.sizes(generator)
+        else:
+            shot, query = training_shot(shape, generator), shape.query
+        streams = math.ceil(shape.batch / shape.stream)
+        return self.family.sample(streams * shape.stream, shot, query, generator, shape.stream)
 
     def held_out(
         self,
@@ -117,14 +141,32 @@ class FunctionTasks(Tasks):
         *,
         within_group: bool = False,
     ) -> Episodes:
-        """Queries on an even grid."""
+        """Queries on an even grid; as many whole streams as ``tasks`` hold, at least one."""
         if within_group:
             raise UserError("--within-alphabet is for omniglot")
-        return self.family.sample_grid(tasks, shape.shot, generator)
+        streams = max(1, tasks // shape.stream)
+        return self.family.sample_grid(streams * shape.stream, shape.shot, generator, shape.stream)
+
+    def groups(
+        self,
+        part: str,
+        tasks: int,
+        shape: EpisodeSettings,
+        generator: torch.Generator,
+        *,
+        fixed_shot: bool = False,
+    ) -> list[Episodes]:
+        """Groups of the sizes that the family draws, where its tasks are of unequal size."""
+        if self.family.unequal and not fixed_shot:
+            return self.family.sample_groups(tasks, generator)
+        return super().groups(part, tasks, shape, generator)
 
 
 class ClassTasks(Tasks):
-    """Classification tasks on a bank of images or features whose classes are split in three."""
+    """Classification tasks on a bank of images or features whose classes are split in three.
+
+    ``mixed`` says that the groups are data sets: every task is of one of them, all equally likely.
+    """
 
     def __init__(
         self,
@@ -135,8 +177,10 @@ class ClassTasks(Tasks):
         augment: str = "none",
         rotate: bool = False,
         mirror: bool = False,
+        mixed: bool = False,
     ) -> None:
         self.bank = bank
+        self.mixed = mixed
         self.banks = {part: bank.select(split[part], f"the {description.split} split") for part in PARTS}
         if rotate:
             self.banks["train"] = rotated(self.banks["train"].compact())
@@ -146,10 +190,13 @@ class ClassTasks(Tasks):
         self.augment = augment
 
     def training(self, shape: EpisodeSettings, generator: torch.Generator) -> Episodes:
-        """Tasks on the training classes, augmented where asked for."""
-        way, shot = shape.train_way or shape.way, training_shot(shape, generator)
-        way = min(way, len(self.banks["train"].names)) if shape.train_way else way
-        episodes = self.banks["train"].sample(shape.batch, way, shot, shape.query, generator)
+        """Tasks on the training classes, augmented where asked for; a batch of streams is rounded up to whole ones."""
+        way, shot = self._train_way(shape), training_shot(shape, generator)
+        self._check_sets("train", way)
+        batch = -(-shape.batch // shape.stream) * shape.stream
+        episodes = self.banks["train"].sample(
+            batch, way, shot, shape.query, generator, within_group=self.mixed, stream=shape.stream
+        )
         if self.augment == "none":
             return episodes.looked_up()
         augment = AUGMENTATIONS[self.augment]
@@ -165,8 +212,43 @@ class ClassTasks(Tasks):
         within_group: bool = False,
     ) -> Episodes:
         """Tasks on the classes of ``part``, as row numbers of the bank."""
-        query = shape.test_query
-        return self.banks[part].sample(tasks, shape.way, shape.shot, query, generator, within_group=within_group)
+        if within_group and self.mixed:
+            raise UserError("--within-alphabet is not for mixed data sets: each task is of one set in any case")
+        self._check_sets(part, shape.way)
+        tasks = max(1, tasks // shape.stream) * shape.stream
+        return self.banks[part].sample(
+            tasks,
+            shape.way,
+            shape.shot,
+            shape.test_query,
+            generator,
+            within_group=within_group or self.mixed,
+            stream=shape.stream,
+        )
+
+    def _check_sets(self, part: str, way: int) -> None:
+        """Refuse tasks that not all of the mixed data sets have the classes for: the others would drop out."""
+        if self.mixed and way > (least := int(self.banks[part].group_sizes().min())):
+            raise UserError(f"{way=} exceeds the {least} {part} classes of the smallest of the mixed data sets")
+
+    def _train_way(self, shape: EpisodeSettings) -> int:
+        """Classes of a training task. Where there are fewer than --train-way, as many as there are.
+
+        In a stream that is as many as all groups have that are large enough for --way; of mixed data sets, as many as
+        the smallest has.
+        """
+        bank, way = self.banks["train"], shape.train_way
+        if not way:
+            return shape.way
+        if self.mixed:
+            return min(way, int(bank.group_sizes().min()))
+        if shape.stream == 1:
+            return min(way, len(bank.names))
+        sizes = bank.group_sizes()
+        if way <= sizes.max():
+            return way
+        enough = sizes[sizes >= shape.way]
+        return int(enough.min()) if len(enough) else shape.way
 
 
 def open_tasks(
@@ -207,11 +289,21 @@ def _named(task: str, settings: DataSettings, *, quiet: bool) -> ClassTasks:
     split_name = settings.split or next(iter(named.splits))
     if split_name not in named.splits:
         raise UserError(f"split {split_name!r} is unknown for {task}: choose from {', '.join(named.splits)}")
+    if settings.rotate and isinstance(named, Mixture):
+        raise UserError(f"--rotate is not for {task}: some of its classes are rotations already")
     bank, key = named.read(settings.data, quiet=quiet)
     split = named.splits[split_name](bank.names, settings.split_seed)
     description = Description(named.preprocessing.shape, None, split_name, key, "", split)
     rotate = settings.rotate and not named.preprocessing.rotations
-    return ClassTasks(bank, split, description, augment=settings.augment, rotate=rotate, mirror=settings.mirror)
+    return ClassTasks(
+        bank,
+        split,
+        description,
+        augment=settings.augment,
+        rotate=rotate,
+        mirror=settings.mirror,
+        mixed=isinstance(named, Mixture),
+    )
 
 
 def preprocessing(task: str, settings: DataSettings) -> Preprocessing:
@@ -277,10 +369,7 @@ def _joined(banks: Mapping[str, Bank]) -> tuple[Bank, Split]:
         raise UserError(
             f"the class {twice!r} is in more than one of train, val and test: few-shot tests need new classes"
         )
-    offsets = torch.tensor([0, *(len(banks[part].inputs) for part in PARTS)]).cumsum(0)
-    starts = torch.cat([banks[part].starts + offset for part, offset in zip(PARTS, offsets, strict=False)])
-    counts = torch.cat([banks[part].counts for part in PARTS])
-    return Bank(torch.cat([banks[part].inputs for part in PARTS]), starts, counts, names), split
+    return Bank.join([banks[part] for part in PARTS]), split
 
 
 def _random_split(bank: Bank, seed: int, where: str) -> Split:
@@ -321,4 +410,4 @@ def _features(path: Path) -> ClassTasks:
         raise UserError(f"{path} is damaged: its classes do not match its features")
     if bank.inputs.ndim != 2 or not torch.isfinite(bank.inputs).all():
         raise UserError(f"{path} is damaged: its features are not a finite matrix")
-    return ClassTasks(bank, split, description)
+    return ClassTasks(bank, split, description, mixed=isinstance(NAMED_SETS.get(description.pictures), Mixture))

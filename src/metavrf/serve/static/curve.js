@@ -2,7 +2,8 @@
 
 import { Task } from "./api.js";
 import { History, controls } from "./history.js";
-import { $, element } from "./page.js";
+import { KernelChart } from "./kernels.js";
+import { $, element, svg } from "./page.js";
 
 const EMPTY = { points: [], truth: null };
 const REACH = 6; // of the y axis
@@ -23,6 +24,8 @@ export function start(curve, limits, notice) {
   let byKeys = false;
   let held = null; // the point that is dragged: its index, and whether it has moved
   let size = { width: 0, height: 0 };
+  const mixtures = curve.models.filter(({ kernels }) => kernels > 1);
+  const charts = mixtures.map((model) => new KernelChart(model, curve.models.indexOf(model), mixtures.length === 1));
 
   const task = new Task("curve", {
     support: () => (history.state.points.length ? { points: history.state.points } : null),
@@ -30,6 +33,7 @@ export function start(curve, limits, notice) {
     show: (answer) => {
       curves = answer?.curves ?? [];
       draw();
+      weigh();
       if (!held) say();
     },
     notice,
@@ -58,13 +62,6 @@ export function start(curve, limits, notice) {
     const best = gaps.indexOf(Math.min(...gaps));
     return best >= 0 && gaps[best] <= reach ? best : -1;
   };
-
-  function svg(name, attributes, ...children) {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    made.append(...children);
-    return made;
-  }
 
   const path = (xs, ys) => xs.map((x, index) => `${index ? "L" : "M"}${toX(x).toFixed(1)} ${toY(clip(ys[index])).toFixed(1)}`).join("");
   const clip = (y) => Math.min(9 * REACH, Math.max(-9 * REACH, y));
@@ -104,6 +101,16 @@ export function start(curve, limits, notice) {
         "Click anywhere to set a point"));
     }
     plot.replaceChildren(frame);
+  }
+
+  /** The charts of those learners that are mixtures of kernels. */
+  function weigh() {
+    const { truth } = history.state;
+    for (const chart of charts) {
+      chart.hidden = hidden.has(chart.name);
+      chart.show(curves[chart.tone]?.kernels ?? null, truth?.frequency ?? null);
+    }
+    $("kernels").hidden = charts.every(({ name }) => hidden.has(name));
   }
 
   /** In words: what the curves say at the cross, or how many points there are. */
@@ -215,6 +222,7 @@ export function start(curve, limits, notice) {
       if (box.checked) hidden.delete(name);
       else hidden.add(name);
       draw();
+      weigh();
       say();
     });
     const sample = svg("svg", { viewBox: "0 0 34 12", "aria-hidden": "true" },
@@ -229,5 +237,6 @@ export function start(curve, limits, notice) {
     draw();
   }).observe(plot);
   changed(null);
+  weigh();
   say();
 }

@@ -40,7 +40,7 @@ function noticeFor(part) {
 /** What a model is, and how well it did in its tests. */
 function about(model, time) {
   const learner = model.learner === "metavrf" ? "MetaVRF" : model.learner.toUpperCase();
-  const parts = [learner, model.context && `context ${model.context}`, `trained on ${model.task}`, model.split && `split ${model.split}`,
+  const parts = [learner, model.kernels > 1 && `${model.kernels} kernels`, model.context && `context ${model.context}`, `trained on ${model.task}`, model.split && `split ${model.split}`,
     model.steps && `${model.steps.toLocaleString("en")} steps`];
   const tests = model.tests.filter((test) => test.protocol === model.protocol).map((test) => {
     const figure = test.metric === "accuracy" ? `${test.mean.toFixed(2)} ± ${test.ci95.toFixed(2)} %` : `${test.mean.toPrecision(2)} ± ${test.ci95.toPrecision(1)}`;

@@ -45,14 +45,21 @@ function extent(strokes) {
   return { x: (left + right) / 2, y: (top + bottom) / 2, long: Math.max(right - left, bottom - top) };
 }
 
-/** Draw strokes with round ends; a stroke of one point is a dot. */
+/** Draw strokes with round ends; a stroke of one point is a dot, which browsers need not draw as a line of no length. */
 export function trace(context, strokes) {
   context.lineCap = context.lineJoin = "round";
+  context.fillStyle = context.strokeStyle;
   for (const stroke of strokes) {
+    const [first, ...others] = stroke;
     context.beginPath();
-    context.moveTo(...stroke[0]);
-    for (const point of stroke.length > 1 ? stroke.slice(1) : stroke) context.lineTo(...point);
-    context.stroke();
+    if (others.every(([x, y]) => x === first[0] && y === first[1])) {
+      context.arc(...first, context.lineWidth / 2, 0, 2 * Math.PI);
+      context.fill();
+    } else {
+      context.moveTo(...first);
+      for (const point of others) context.lineTo(...point);
+      context.stroke();
+    }
   }
 }
 

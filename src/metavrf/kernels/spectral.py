@@ -1,0 +1,214 @@
+"""Kernels by their spectral distribution: M of them for each task, exactly or by random features.
+
+A basis ω ~ N(μ, diag σ²) has the kernel (Bochner; Eq. rfs of the paper, Wilson & Adams 2013 for the mixture)
+
+    k(z, z') = E cos(ωᵀΔ) = cos(μᵀΔ) · exp(-½ ‖σ ⊙ Δ‖²),      Δ = z - z'.
+
+One peak at μ cannot repeat itself with sharp corners. A *comb* has peaks at all multiples j·μ, of weights e⁻ᵏIⱼ(κ):
+
+    k(z, z') = exp(κ(cos μᵀΔ - 1)) · exp(-½ ‖σ ⊙ Δ‖²),
+
+the periodic kernel, which fades over 1/σ. κ is how many harmonics count.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from metavrf.kernels import ridge
+from metavrf.kernels.random_features import Draws, fourier_features
+
+
+class Spectral(NamedTuple):
+    """M kernels of each of T tasks: Gaussians over bases, with what a Gaussian process of each needs beside.
+
+    Attributes:
+        mean: ``[M, T, d]``, μ.
+        std: ``[M, T, d]``, σ.
+        amplitude: ``[M, T]``, a², the prior variance of the function.
+        noise: ``[M, T]``, λ/a², the variance of the observations about it, in units of a².
+        log_prior: ``[M, T]``, log π, up to a constant.
+        comb: ``[P, T]``, κ of the last P kernels, which are combs; or None.
+    """
+
+    mean: Tensor
+    std: Tensor
+    amplitude: Tensor
+    noise: Tensor
+    log_prior: Tensor
+    comb: Tensor | None = None
+
+    def repeated(self, times: int) -> Spectral:
+        """The same kernels ``times`` over, for as many draws of bases."""
+        repeated = (None if value is None else torch.cat([value] * times) for value in self)
+        return Spectral(*repeated)  # type: ignore[arg-type]
+
+    def of(self, kernels: Tensor) -> Spectral:
+        """Some of the kernels, by their numbers in order."""
+        peaks = len(self.mean) - (0 if self.comb is None else len(self.comb))
+        combs = kernels[kernels >= peaks] - peaks
+        comb = None if self.comb is None or not len(combs) else self.comb[combs]
+        mean, std, amplitude, noise, log_prior = (value[kernels] for value in self[:5])
+        return Spectral(mean, std, amplitude, noise, log_prior, comb)
+
+    def at(self, tasks: Tensor | slice) -> Spectral:
+        """The kernels of some tasks."""
+        return Spectral(*(None if value is None else value[:, tasks] for value in self))  # type: ignore[arg-type]
+
+
+class Kernel(Protocol):
+    """Gives the Gram blocks of the M kernels of each task."""
+
+    def gram(self, z: Tensor, q: Spectral, support: int) -> Tensor:
+        """K | K̃ ``[K, T, S, S + Q]`` of the first ``support`` of ``z [T, S + Q, d]`` with all, in double precision."""
+
+
+class Exact:
+    """The kernels themselves. What they cost does not depend on a number of bases."""
+
+    def gram(self, z: Tensor, q: Spectral, support: int) -> Tensor:
+        """See :class:`Kernel`. K is M. In double precision: λ may be far below what single precision resolves."""
+        comb = None if q.comb is None else q.comb.double()
+        kernel: Tensor = _Gram.apply(z.double(), q.mean.double(), q.std.double(), comb, support)
+        return kernel
+
+    def cross(self, z: Tensor, support: Tensor, q: Spectral) -> Tensor:
+        """K̃ ``[M, S, N]`` of one task, for ``z [N, d]`` and ``support [S, d]``; without gradients."""
+        shift = q.mean[:, 0].double() @ (support.unsqueeze(1) - z).double().flatten(0, 1).mT  # [M, S·N]
+        distance = q.std[:, 0].double().square() @ (support.unsqueeze(1) - z).double().square().flatten(0, 1).mT
+        cosine = shift.cos()
+        if q.comb is not None:
+            peaks = len(cosine) - len(q.comb)
+            cosine = torch.cat([cosine[:peaks], torch.exp(q.comb.double() * (cosine[peaks:] - 1))])
+        return (cosine * torch.exp(-0.5 * distance)).unflatten(1, (len(support), -1))
+
+
+def plain_gram(z: Tensor, q: Spectral, support: int) -> Tensor:
+    """:meth:`Exact.gram` by the formulas, with the gradient that PyTorch derives: what tests and benchmark compare."""
+    z = z.double()
+    delta = z[:, :support, None] - z[:, None]  # [T, S, N, d]
+    cosine = torch.einsum("tsnd,mtd->mtsn", delta, q.mean.double()).cos()
+    distance = torch.einsum("tsnd,mtd->mtsn", delta.square(), q.std.double().square())
+    if q.comb is not None:
+        peaks = len(q.mean) - len(q.comb)
+        combs = torch.exp(q.comb.double()[..., None, None] * (cosine[peaks:] - 1))
+        cosine = torch.cat([cosine[:peaks], combs])
+    return cosine * torch.exp(-0.5 * distance)
+
+
+class _Gram(torch.autograd.Function):
+    """cos(μᵀΔ)·exp(-½ ‖σ ⊙ Δ‖²), or of a comb exp(κ(cos μᵀΔ - 1) - ½ ‖σ ⊙ Δ‖²), ``[M, T, S, N]``.
+
+    With u = σ ⊙ z, -½ ‖u - u'‖² = uᵀu' - ½ ‖u‖² - ½ ‖u'‖² is one product for all pairs; cosine and sine of μᵀΔ are
+    products of waves. The gradient by hand passes less often over ``[M, T, S, N]`` than the one PyTorch derives.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - as autograd calls it
+        ctx: Any, z: Tensor, mean: Tensor, std: Tensor, comb: Tensor | None, support: int
+    ) -> Tensor:
+        phase = (mean.transpose(0, 1) @ z.mT).transpose(0, 1).contiguous()  # μᵀz  [M, T, N]
+        cos, sin = phase.cos(), phase.sin()
+        u = z * std.unsqueeze(2)  # [M, T, N, d]
+        if z.shape[-1] == 1:
+            envelope = (u[:, :, :support] - u.mT).square_().mul_(-0.5)
+        else:
+            half = u.square().sum(-1).mul_(0.5)
+            envelope = (u[:, :, :support] @ u.mT).sub_(half[..., :support, None]).sub_(half[..., None, :]).clamp_max_(0)
+        cosine = _outer(cos, cos, sin, sin, support)
+        peaks = len(mean) - (0 if comb is None else len(comb))
+        if comb is not None:
+            envelope[peaks:] += comb[..., None, None] * (cosine[peaks:] - 1)
+        envelope.exp_()
+        kernel = envelope.clone() if comb is not None else envelope * cosine
+        if comb is not None:
+            kernel[:peaks] *= cosine[:peaks]
+        ctx.save_for_backward(z, mean, std, comb, u, cos, sin, envelope, cosine, kernel)
+        return kernel
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None, None]:
+        z, mean, std, comb, u, cos, sin, envelope, cosine, kernel = ctx.saved_tensors
+        support = kernel.shape[2]
+        by_log = gradient * kernel  # of the logarithm  [M, T, S, N]
+        by_cosine, of_comb = gradient * envelope, None
+        if comb is not None:
+            combs = slice(len(mean) - len(comb), None)
+            of_comb = (by_log[combs] * (cosine[combs] - 1)).sum((2, 3))
+            by_cosine[combs] *= comb[..., None, None]
+        by_shift = by_cosine.mul_(_outer(sin, cos, cos, -sin, support))  # of μᵀΔ, sign changed
+        of_phase = by_shift.sum(2)  # of μᵀz  [M, T, N]
+        of_phase[..., :support] -= by_shift.sum(3)
+        of_mean = torch.matmul(of_phase.transpose(0, 1), z).transpose(0, 1)
+        of_u = (by_log.mT @ u[:, :, :support]).sub_(by_log.sum(2).unsqueeze(-1) * u)
+        of_u[:, :, :support] += (by_log @ u).sub_(by_log.sum(3).unsqueeze(-1) * u[:, :, :support])
+        of_std = (of_u * z).sum(2)
+        of_z = None
+        if ctx.needs_input_grad[0]:
+            of_z = torch.matmul(of_phase.permute(1, 2, 0), mean.transpose(0, 1)) + (of_u * std.unsqueeze(2)).sum(0)
+        return of_z, of_mean, of_std, of_comb, None
+
+
+def _outer(a: Tensor, b: Tensor, c: Tensor, d: Tensor, support: int) -> Tensor:
+    """a_i·b_j + c_i·d_j for i in the support: ``[M, T, S, N]`` of waves ``[M, T, N]``."""
+    product = a[..., :support, None] * b[..., None, :]
+    return product.addcmul_(c[..., :support, None], d[..., None, :])
+
+
+@dataclass(frozen=True)
+class RandomFeatures:
+    """The kernels by D random features of each, L times; they converge to :class:`Exact` at the rate 1/√D."""
+
+    draws: Draws
+
+    def gram(self, z: Tensor, q: Spectral, support: int) -> Tensor:
+        """See :class:`Kernel`. K is L·M, the draws' axis first."""
+        return ridge.kernel_of(self.features(z, q), support)
+
+    def features(self, z: Tensor, q: Spectral) -> Tensor:
+        """φ ``[L·M, T, N, D]``."""
+        kernels, tasks, _ = q.mean.shape
+        if kernels == 1 and q.comb is None:
+            return fourier_features(z, q.mean[0], q.std[0], self.draws)
+        spread = z.expand(kernels, *z.shape).flatten(0, 1)
+        if q.comb is not None:
+            return self._comb_features(spread, q)
+        phi = fourier_features(spread, q.mean.flatten(0, 1), q.std.flatten(0, 1), self.draws)
+        return phi.unflatten(1, (kernels, tasks)).flatten(0, 1)
+
+    def _comb_features(self, spread: Tensor, q: Spectral) -> Tensor:
+        """Bases of a comb: ω = j·μ + σ ⊙ ε with the harmonic j drawn by its weight e⁻ᵏIⱼ(κ)."""
+        assert q.comb is not None
+        if self.draws.phase is not None:
+            raise ValueError("a comb of harmonics is drawn as pairs of sine and cosine")
+        kernels, tasks, _ = q.mean.shape
+        count = self.draws.epsilon.shape[-1]
+        harmonic = torch.ones(kernels, tasks, count, dtype=spread.dtype)
+        harmonic[kernels - len(q.comb) :] = _harmonics(q.comb.detach(), count).to(spread)
+        along = (spread @ q.mean.flatten(0, 1).unsqueeze(-1)) * harmonic.flatten(0, 1).unsqueeze(1)
+        rows = (spread * q.std.flatten(0, 1).unsqueeze(1)).flatten(0, 1).expand(len(self.draws.epsilon), -1, -1)
+        across = torch.bmm(rows, self.draws.epsilon).unflatten(1, spread.shape[:2])
+        angle = across + along
+        phi = torch.cat([angle.cos(), angle.sin()], dim=-1) * math.sqrt(1 / count)
+        return phi.unflatten(1, (kernels, tasks)).flatten(0, 1)
+
+
+def _harmonics(kappa: Tensor, count: int) -> Tensor:
+    """``count`` harmonics of each comb, ``[P, T, count]``: strata of their distribution, in a mixed-up order."""
+    from scipy.special import ive
+
+    highest = int(6 * math.sqrt(float(kappa.max()) + 1)) + 6
+    orders = torch.arange(-highest, highest + 1)
+    weights = torch.from_numpy(ive(orders.abs().numpy(), kappa.double().unsqueeze(-1).numpy()))
+    share = weights.cumsum(-1) / weights.sum(-1, keepdim=True)
+    golden = 0.5 * (math.sqrt(5) - 1)
+    strata = (torch.arange(count, dtype=torch.double) * golden + 0.5) % 1
+    place = torch.searchsorted(share.contiguous(), strata.expand(*kappa.shape, -1).contiguous())
+    return orders[place.clamp_max(len(orders) - 1)]

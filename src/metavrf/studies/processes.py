@@ -1,0 +1,60 @@
+"""Gaussian processes fitted to each task alone, by maximum likelihood: what one gets without meta-learning."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+
+from metavrf import api
+from metavrf.config import TEST_SEED, Config
+from metavrf.episodes import Episodes
+from metavrf.errors import UserError
+from metavrf.evaluation import evaluate_learner
+from metavrf.learners.limits import Known
+from metavrf.prediction import Prediction
+
+RESTARTS = 2
+
+
+def fitted_process(task: str, shot: int, tasks: int, seed: int = TEST_SEED) -> dict[str, Any]:
+    """The better, by its marginal likelihood on the support, of RBF and RBF × periodic, for each test task."""
+    episodes = api.test_tasks(Config(task), tasks, shot, seed)
+    if not isinstance(episodes, Episodes):
+        raise UserError(f"{task} has tasks of unequal size: a fitted process is for a fixed number of shots")
+    return evaluate_learner(Known(_fit), episodes, seed).to_dict()
+
+
+def _fit(episodes: Episodes) -> Prediction:
+    from sklearn.exceptions import ConvergenceWarning
+
+    means, deviations = [], []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # bounds of hyper-parameters are reached with so few points
+        for x, y, asked in zip(episodes.support_x, episodes.support_y, episodes.query_x, strict=True):
+            mean, deviation = _best(x.double().numpy(), y[:, 0].double().numpy()).predict(asked.double().numpy(), True)
+            means.append(mean)
+            deviations.append(deviation)
+    mean, std = (torch.from_numpy(np.stack(values)).unsqueeze(-1).float() for values in (means, deviations))
+    return Prediction(mean, mean.unsqueeze(0), std.clamp_min(1e-4))
+
+
+def _best(x: Any, y: Any) -> Any:
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, ExpSineSquared, WhiteKernel
+
+    def amplitude() -> Any:
+        return ConstantKernel(1.0, (1e-3, 1e3))
+
+    kernels = (
+        amplitude() * RBF(1.0, (0.1, 100)) + WhiteKernel(1e-3, (1e-8, 1.0)),
+        amplitude() * RBF(10.0, (1.0, 100)) * ExpSineSquared(1.0, 3.0, (0.1, 10), (0.5, 20))
+        + WhiteKernel(1e-3, (1e-8, 1.0)),
+    )
+    fits = [
+        GaussianProcessRegressor(kernel, n_restarts_optimizer=RESTARTS, random_state=0, normalize_y=True).fit(x, y)
+        for kernel in kernels
+    ]
+    return max(fits, key=lambda fit: fit.log_marginal_likelihood_value_)

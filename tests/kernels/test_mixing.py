@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, MixtureSameFamily, Normal
+
+from metavrf.kernels.mixing import log_density, log_weights, mix
+
+K, T, Q = 4, 2, 3
+
+
+def normals() -> tuple[Tensor, Tensor, Tensor, MixtureSameFamily]:
+    """Means, variances, log weights, and the same mixture by PyTorch."""
+    mean = torch.randn(K, T, Q, 1, dtype=torch.double)
+    variance = 0.1 + torch.rand(K, T, Q, 1, dtype=torch.double)
+    weights = torch.randn(K, T, dtype=torch.double).log_softmax(0)
+    by_task = weights.mT[:, None, None].expand(T, Q, 1, K)
+    mixture = MixtureSameFamily(
+        Categorical(logits=by_task), Normal(mean.permute(1, 2, 3, 0), variance.sqrt().permute(1, 2, 3, 0))
+    )
+    return mean, variance, weights, mixture
+
+
+def test_weights_are_bayes_rule_by_hand() -> None:
+    prior, likelihood = torch.tensor([[0.5], [0.25], [0.25]]), torch.tensor([[1e-3], [4e-3], [2e-3]])
+    posterior = torch.tensor([[0.25], [0.5], [0.25]])  # 0.5, 1 and 0.5 of 2 thousandths
+    torch.testing.assert_close(log_weights(prior.log(), likelihood.log()).exp(), posterior)
+    shifted = log_weights(prior.log() + 7, likelihood.log() - 900)  # neither is known but for a constant
+    torch.testing.assert_close(shifted.exp(), posterior, rtol=1e-4, atol=1e-5)
+
+
+def test_a_power_of_zero_trusts_the_prior_alone() -> None:
+    prior, evidence = torch.randn(K, T), 10 * torch.randn(K, T)
+    torch.testing.assert_close(log_weights(prior, evidence, 0.0), prior.log_softmax(0))
+    torch.testing.assert_close(log_weights(prior, evidence, 0.5), log_weights(prior, 0.5 * evidence))
+
+
+def test_a_mixture_of_normals_has_the_moments_of_torch_distributions() -> None:
+    mean, variance, weights, expected = normals()
+    mixed, std = mix(mean, variance, weights)
+    assert std is not None
+    torch.testing.assert_close(mixed, expected.mean)
+    torch.testing.assert_close(std, expected.stddev)
+
+
+def test_without_weights_all_components_weigh_alike() -> None:
+    mean, variance, _, _ = normals()
+    equal = torch.full((K, T), -math.log(K), dtype=torch.double)
+    for ours, expected in zip(mix(mean, variance), mix(mean, variance, equal), strict=True):
+        torch.testing.assert_close(ours, expected)
+    logits = torch.randn(K, T, Q, 5, dtype=torch.double)
+    torch.testing.assert_close(mix(logits)[0], mix(logits, None, equal)[0])
+
+
+def test_one_component_is_left_as_it_is() -> None:
+    mean, variance, _, _ = normals()
+    mixed, std = mix(mean[:1], variance[:1], torch.zeros(1, T))
+    assert std is not None
+    assert torch.equal(mixed, mean[0])
+    assert torch.equal(std, variance[0].sqrt())
+
+
+def test_the_log_density_is_that_of_the_mixture_and_not_of_its_moments() -> None:
+    mean, variance, weights, expected = normals()
+    target = torch.randn(T, Q, 1, dtype=torch.double)
+    density = log_density(mean, variance, weights, target)
+    torch.testing.assert_close(density, expected.log_prob(target))
+    moments = Normal(expected.mean, expected.stddev).log_prob(target)
+    assert (density - moments).abs().max() > 0.05
+
+
+def test_class_probabilities_are_averaged_by_weight() -> None:
+    logits, weights = torch.randn(K, T, Q, 5), torch.randn(K, T).log_softmax(0)
+    mixed, std = mix(logits, None, weights)
+    assert std is None
+    expected = (weights.exp()[..., None, None] * logits.softmax(-1)).sum(0)
+    torch.testing.assert_close(mixed.exp(), expected)
+    torch.testing.assert_close(mixed.exp().sum(-1), torch.ones(T, Q))
