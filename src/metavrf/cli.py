@@ -101,21 +101,34 @@ def say(sentence: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: exit code 2 and one sentence for what a user can mend."""
+    code = exit_code(arguments)
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        # One of several processes: threads of gloo can still run, and would abort the interpreter while it ends.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    if code:
+        sys.exit(code)
+
+
+def exit_code(arguments: Sequence[str] | None) -> int:
+    """Run the command; what it ends with."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments == ["--version"]:
         from importlib.metadata import version
 
         print(f"metavrf {version('metavrf')}")
-        return
+        return 0
     try:
         keep_freed_memory()
         parse(arguments).run()
     except UserError as error:
         say(str(error))
-        sys.exit(2)
+        return 2
     except KeyboardInterrupt as stop:
         say(str(stop) or "stopped")
-        sys.exit(getattr(stop, "exit_code", 130))
+        return int(getattr(stop, "exit_code", 130))
     except BrokenPipeError:  # the reader of our output has gone, as in 'metavrf ... | head'
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
-        sys.exit(0)
+    return 0
