@@ -7,77 +7,29 @@ from __future__ import annotations
 
 import hashlib
 import runpy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from metavrf import api
-from metavrf.config import DataSettings
 from metavrf.errors import UserError
-from metavrf.nn.deep import EfficientNetLite0, load_efficientnet_lite0
+from metavrf.files import write_tensors
+from metavrf.model import load
+from metavrf.networks import BATCH, NETWORK
+from metavrf.nn.deep import load_efficientnet_lite0
 from metavrf.nn.embeddings import Embedding
-from metavrf.progress import Progress
-from metavrf.run import Run, write_tensors
-from metavrf.tasks.images import Preprocessing
-from metavrf.tasks.source import ClassTasks, Description, open_tasks
-
-if TYPE_CHECKING:
-    from PIL import Image
-
-BATCH = 64  # images at a time
-NETWORK = "efficientnet-lite0"
-
-
-@torch.inference_mode()
-def picture_features(name: str, pictures: Sequence[Image.Image]) -> Tensor:
-    """Features ``[N, d]`` of pictures of any size and mode, as a model on ready features takes them.
-
-    ``name`` is the model's ``Description.embedder``, such as "efficientnet-lite0@160": the network and the side to
-    which it resizes. Pictures are turned upright and cut to the square in their middle. Needs the extra 'deep'.
-    """
-    if not pictures:
-        raise UserError("there is not a single picture to embed")
-    network = picture_network(name)
-    squares = (torch.from_numpy(_square(picture, network.resolution)).unsqueeze(0) for picture in pictures)
-    return torch.cat([network.network(torch.cat(batch)) for batch in _batches(map(network.prepared, squares))])
-
-
-def picture_network(name: str) -> EfficientNetLite0:
-    """The network of a model's ``Description.embedder``."""
-    by, _, resolution = name.partition("@")
-    if by != NETWORK or not resolution.isdecimal() or int(resolution) < 1:
-        raise UserError(f"{name!r} is no known network that makes features of pictures: it must be {NETWORK}@PIXELS")
-    return _network(int(resolution))
-
-
-def _batches(items: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """At most ``BATCH`` at a time."""
-    rest = iter(items)
-    while batch := list(islice(rest, BATCH)):
-        yield batch
-
-
-@cache
-def _network(resolution: int) -> EfficientNetLite0:
-    return load_efficientnet_lite0(resolution)
-
-
-def _square(picture: Image.Image, most: int) -> NDArray[np.uint8]:
-    """The middle of a picture as uint8 ``[3, side, side]``; a small one is left for the network to enlarge."""
-    return np.array(Preprocessing(min(*picture.size, most)).pixels(picture))
+from metavrf.runs.directory import Run
+from metavrf.runs.progress import Progress
+from metavrf.settings import DataSettings
+from metavrf.spec import TaskSpec
+from metavrf.tasks.source import ClassTasks, open_tasks
 
 
 def write_features(
     task: str, by: str, out: Path, settings: DataSettings, *, resolution: int = 160, quiet: bool = False
-) -> tuple[tuple[int, int], Description]:
+) -> tuple[tuple[int, int], TaskSpec]:
     """Embed every image of a data set and write the features, classes and split to ``out``.
 
     ``by`` is "efficientnet-lite0", a run directory, or FILE.py:NAME, where NAME is a torch module, or a function that
@@ -88,10 +40,10 @@ def write_features(
     embed, pretraining = embedder(by, resolution)
     name = f"{by}@{resolution}" if by == NETWORK else ""  # a file or run of the user's may change, or be elsewhere
     tasks = open_tasks(task, settings, quiet=quiet)
-    if not isinstance(tasks, ClassTasks) or len(tasks.description.inputs) != 3:
+    if not isinstance(tasks, ClassTasks) or len(tasks.spec.inputs) != 3:
         raise UserError(f"{task} has no pictures to embed")
     if Path(by).is_dir():
-        _check_split(by, tasks.description)
+        _check_split(by, tasks.spec)
     bank = tasks.bank
     parts: list[Tensor] = []
     with torch.inference_mode(), Progress(f"embedding {task}", len(bank.inputs), quiet=quiet) as progress:
@@ -106,11 +58,11 @@ def write_features(
     features = torch.cat(parts)
     if not torch.isfinite(features).all():
         raise UserError(f"{by} gives features that are not finite")
-    digest = hashlib.sha256(f"{tasks.description.sha256} {by} {resolution}".encode())
+    digest = hashlib.sha256(f"{tasks.spec.sha256} {by} {resolution}".encode())
     digest.update(features.numpy().tobytes())  # a file or run may change under the same name
     key = digest.hexdigest()
-    description = replace(
-        tasks.description,
+    spec = replace(
+        tasks.spec,
         inputs=(features.shape[1],),
         sha256=key,
         pretraining=pretraining,
@@ -120,8 +72,8 @@ def write_features(
     tensors = {"inputs": features, "starts": bank.starts, "counts": bank.counts}
     if bank.groups is not None:
         tensors["groups"] = bank.groups
-    write_tensors(Path(out), tensors, {"names": list(bank.names), "description": description.to_dict(), "by": by})
-    return (features.shape[0], features.shape[1]), description
+    write_tensors(Path(out), tensors, {"names": list(bank.names), "description": spec.to_dict(), "by": by})
+    return (features.shape[0], features.shape[1]), spec
 
 
 def embedder(by: str, resolution: int) -> tuple[Callable[[Tensor], Tensor], str]:
@@ -132,7 +84,7 @@ def embedder(by: str, resolution: int) -> tuple[Callable[[Tensor], Tensor], str]
     file, _, name = by.partition(":")
     if file.endswith(".py"):
         return _own_module(Path(file), name), f"own ({by})"
-    embedding = api.load(by).embedding
+    embedding = load(by).learner.embedding
     if not isinstance(embedding, Embedding):
         raise UserError(f"the run {by} has no embedding of pictures")
     return lambda images: embedding(images.unsqueeze(0)).squeeze(0), ""
@@ -147,10 +99,10 @@ def _checked(embed: Callable[[Tensor], Tensor], images: Tensor, by: str) -> Tens
         raise UserError(f"{by} failed on uint8 pictures of shape {tuple(images.shape)}: {reason}") from error
 
 
-def _check_split(by: str, description: Description) -> None:
+def _check_split(by: str, spec: TaskSpec) -> None:
     """Refuse a run that was trained on what these tasks test on: the same pictures, split otherwise."""
-    trained = api.describe(Run.open(by))
-    if trained.sha256 == description.sha256 and dict(trained.classes) != dict(description.classes):
+    trained = Run.open(by).spec()
+    if trained.sha256 == spec.sha256 and dict(trained.classes) != dict(spec.classes):
         raise UserError(f"the run {by} was trained on another split of these classes ({trained.split}): use its own")
 
 

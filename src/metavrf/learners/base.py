@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,19 +16,20 @@ from metavrf.errors import UserError
 from metavrf.learners.adapted import Solving
 from metavrf.learners.stream import Stream
 from metavrf.nn.embeddings import Embedding, Ready
-from metavrf.nn.normalisation import Normalisation
-from metavrf.nn.views import check_views
 from metavrf.prediction import Prediction
+from metavrf.protocol import INDUCTIVE, Protocol, Statistics
+from metavrf.settings import EpisodeSettings
+from metavrf.spec import TaskSpec
 
-if TYPE_CHECKING:
-    from metavrf.config import Config
-    from metavrf.tasks.source import Description
+__all__ = ["Kind", "Learner", "NoSettings", "Prediction"]
 
-
-__all__ = ["Kind", "Learner", "Prediction", "Statistics"]
-
-Statistics = Literal["running", "support", "episode"]
 Kind = Literal["regression", "classification"]
+Presets = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """This learner has no settings of its own."""
 
 
 class Learner(nn.Module, ABC):
@@ -39,6 +40,11 @@ class Learner(nn.Module, ABC):
     inner loop, a conditioned embedding) overrides :meth:`forward` and says ``embeds_alone = False``.
 
     Attributes:
+        Settings: the dataclass of its own settings (:mod:`metavrf.settings`): they stand in ``metavrf train --help`` and
+            in config.toml.
+        presets: where any setting starts, its own or another's, by the kind of task: "all", "functions", "classes",
+            "drawings", "photographs", "features", then the task's own name.
+        paper: likewise, what its paper says, for ``--preset paper``.
         citation: where the method was published.
         transductive: whether the method itself lets a query's prediction depend on the other queries.
         solves: the kinds of tasks that its paper solved.
@@ -46,13 +52,15 @@ class Learner(nn.Module, ABC):
         any_way: whether a trained model can be asked for another number of classes.
         inductive_statistics: what the embedding is normalised by under the inductive protocol, unless said otherwise.
         maps: whether it wants feature maps of a picture, rather than pooled features.
-        embedding: turns inputs into features; called as ``embedding(x, own)``.
-        statistics: what the embedding normalises by at test time: "running" statistics, those of the task's "support",
-            or those of the whole "episode", which makes any learner transductive.
-        own_share: weight of the support's or the episode's statistics beside the running ones.
+        embedding: turns inputs into features; called as ``embedding(x, own, views)``.
+        spec: what its tasks look like.
+        settings: its own.
         temperature: by which logits are divided at test time; fitted on validation classes.
     """
 
+    Settings: ClassVar[type[Any]] = NoSettings
+    presets: ClassVar[Presets] = {}
+    paper: ClassVar[Presets] = {}
     citation: ClassVar[str] = ""
     transductive: ClassVar[bool] = False
     solves: ClassVar[tuple[Kind, ...]] = ("regression", "classification")
@@ -64,21 +72,39 @@ class Learner(nn.Module, ABC):
     temperature: Tensor
     components = 1  # kernels, or whatever a prediction is a mixture of: how much room a task takes
 
-    def __init__(self, embedding: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        embedding: nn.Module | None = None,
+        spec: TaskSpec | None = None,
+        settings: Any = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """For an embedding and tasks as ``spec`` says; ``generator`` is for what the learner draws once and keeps."""
         super().__init__()
-        self.embedding = nn.Identity() if embedding is None else embedding
-        self.statistics: Statistics = self.inductive_statistics
-        self.own_share = 1.0
+        self.embedding: nn.Module = nn.Identity() if embedding is None else embedding
+        self.spec = TaskSpec() if spec is None else spec
+        self.settings = self.Settings() if settings is None else settings
         self.register_buffer("temperature", torch.ones(()))
 
     @classmethod
-    def of(cls, embedding: Any, config: Config, data: Description, generator: torch.Generator) -> Self:
-        """A new learner for a configuration and tasks as ``data`` describes them; ``generator`` is for its draws."""
-        return cls(embedding)
+    def arranged(cls, config: Any, asked: Mapping[str, Any]) -> Any:
+        """A preset configuration, changed where what is ``asked`` for changes the other defaults."""
+        return config
 
-    def forward(self, episodes: Episodes, generator: torch.Generator | None = None, memory: Any = None) -> Prediction:
+    @classmethod
+    def check_tasks(cls, shape: EpisodeSettings, *, regression: bool) -> None:
+        """Refuse shapes of tasks that this learner cannot be trained and tested on, before anything is written."""
+
+    def forward(
+        self,
+        episodes: Episodes,
+        generator: torch.Generator | None = None,
+        memory: Any = None,
+        protocol: Protocol = INDUCTIVE,
+    ) -> Prediction:
         """Embed and solve the tasks; ``generator`` feeds whatever the learner draws at random while it trains."""
-        return self.solve(self.embedded(episodes), memory, generator)
+        return self.solve(self.embedded(episodes, protocol), memory, generator)
 
     @abstractmethod
     def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
@@ -105,15 +131,44 @@ class Learner(nn.Module, ABC):
         """Related tasks one after the other, each of which may look back at the supports of those before it."""
         return Stream(self)
 
-    def embedded(self, episodes: Episodes) -> Episodes:
+    def embedded(self, episodes: Episodes, protocol: Protocol = INDUCTIVE) -> Episodes:
         """The same tasks with features for inputs."""
-        own = None if self.training else self.own_samples(episodes)
-        return episodes.embedded(self.embedding if own is None else lambda x: self.embedding(x, own))
+        own = None if self.training else self.own_samples(episodes, protocol)
+        if own is None and protocol.views == "one":
+            return episodes.embedded(self.embedding)
+        return episodes.embedded(lambda x: self.embedding(x, own, protocol.views))
 
-    def own_samples(self, episodes: Episodes) -> int | None:
+    def statistics(self, protocol: Protocol) -> Statistics:
+        """What the embedding is normalised by at test time."""
+        return protocol.statistics or self.inductive_statistics
+
+    def own_samples(self, episodes: Episodes, protocol: Protocol = INDUCTIVE) -> int | None:
         """How many of a task's samples it is normalised by at test time, or None for running statistics."""
         support = episodes.support_x.shape[1]
-        return {"running": None, "support": support, "episode": support + episodes.query_x.shape[1]}[self.statistics]
+        whole = support + episodes.query_x.shape[1]
+        return {"running": None, "support": support, "episode": whole}[self.statistics(protocol)]
+
+    def embeds_once(self, protocol: Protocol) -> bool:
+        """Whether a sample has the same features in every task, so that each needs to be embedded but once."""
+        return self.embeds_alone and self.statistics(protocol) == "running"
+
+    def label(self, protocol: Protocol = INDUCTIVE) -> str:
+        """``inductive`` or ``transductive``: the label that every result carries."""
+        transductive = self.transductive or self.statistics(protocol) == "episode"
+        return "transductive" if transductive else "inductive"
+
+    def check_protocol(self, protocol: Protocol) -> None:
+        """Refuse a protocol that means nothing for this learner and its tasks."""
+        pictures = isinstance(self.embedding, Embedding) and not isinstance(self.embedding, Ready)
+        if self.spec.regression and (protocol.statistics or protocol.views != "one"):
+            raise UserError("protocol, statistics and views are for classes: functions are not normalised by a batch")
+        if protocol.statistics == "running" and not self.embeds_alone:
+            raise UserError("a learner that adapts its embedding to a task is normalised by the task's own support")
+        if protocol.views != "one" and not (pictures and self.embeds_alone):
+            raise UserError(
+                f"views = {protocol.views!r} is for learners that embed pictures, each in the same way in every task; "
+                "leave it at 'one'"
+            )
 
     def initialise(self, episodes: Episodes) -> None:
         """Set scales from a first batch of training tasks, before the first step."""
@@ -121,7 +176,9 @@ class Learner(nn.Module, ABC):
             self.embedding.initialise(episodes.support_x)
 
     @torch.no_grad()  # not inference mode, in which an inner loop could not take gradients
-    def predict(self, episodes: Episodes, *, embedded: bool = False, memory: Any = None) -> Prediction:
+    def predict(
+        self, episodes: Episodes, *, embedded: bool = False, memory: Any = None, protocol: Protocol = INDUCTIVE
+    ) -> Prediction:
         """Solve tasks as at test time: evaluation mode, no gradients, calibrated, input checked for NaN.
 
         ``embedded`` says that the inputs are this learner's features already. Answers, where they are known, are not
@@ -130,57 +187,13 @@ class Learner(nn.Module, ABC):
         episodes.check_finite()
         episodes = episodes.asking(episodes.query_x)
         with self.at_test_time():
-            prediction = self.solve(episodes.looked_up(), memory) if embedded else self(episodes, None, memory)
+            if embedded:
+                prediction = self.solve(episodes.looked_up(), memory)
+            else:
+                prediction = self(episodes, None, memory, protocol)
         if episodes.way is None:
             return prediction
         return replace(prediction, mean=(prediction.mean / self.temperature).log_softmax(-1))
-
-    def follow(self, protocol: str, statistics: str | None = None, own_share: float = 1.0, views: str = "one") -> None:
-        """Answer under a protocol; the inductive one takes "running" statistics, or those of the "support" alone.
-
-        Statistics of the support or the episode can be mixed with running ones: ``own_share`` is their weight. A
-        picture's features are the mean over its ``views`` (:mod:`metavrf.nn.views`).
-        """
-        if not 0 < own_share <= 1:
-            raise UserError(f"own_share = {own_share:g} must be above 0 and at most 1")
-        if statistics == "running" and not self.embeds_alone:
-            raise UserError("a learner that adapts its embedding to a task is normalised by the task's own support")
-        match protocol, statistics:
-            case "transductive", None:
-                self.statistics = "episode"
-            case "inductive", None:
-                self.statistics = self.inductive_statistics
-            case "inductive", "running" | "support":
-                self.statistics = statistics
-            case _:
-                raise UserError(
-                    f"{protocol=} with {statistics=} is not a choice: give inductive (with running or support "
-                    "statistics) or transductive"
-                )
-        self.own_share = 1.0 if self.statistics == "running" else own_share
-        for layer in self.embedding.modules():
-            if isinstance(layer, Normalisation):
-                layer.own_share = self.own_share
-        self._look(views)
-
-    def _look(self, views: str) -> None:
-        check_views(views)
-        if views != "one" and (not isinstance(self.embedding, Embedding) or isinstance(self.embedding, Ready)):
-            raise UserError(f"{views=} is for learners that embed pictures; leave it at 'one'")
-        if views != "one" and not self.embeds_alone:
-            raise UserError(f"{views=} is not for a learner that adapts its embedding to a task; leave it at 'one'")
-        if isinstance(self.embedding, Embedding):
-            self.embedding.views = views
-
-    @property
-    def views(self) -> str:
-        """What the features of a picture are the mean over at test time."""
-        return self.embedding.views if isinstance(self.embedding, Embedding) else "one"
-
-    @property
-    def protocol(self) -> str:
-        """``inductive`` or ``transductive``: the label every result carries."""
-        return "transductive" if self.transductive or self.statistics == "episode" else "inductive"
 
     @contextmanager
     def at_test_time(self) -> Iterator[None]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from metavrf.config import MetaVRFSettings
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.kernels.random_features import Draws, draw_bases, explicit_bases, explicit_features
@@ -19,9 +20,70 @@ from metavrf.learners.head import MixtureHead, RidgeHead
 from metavrf.learners.inferred import Inference
 from metavrf.nn.inference import Memory
 from metavrf.prediction import Prediction
+from metavrf.randomness import stream
+from metavrf.settings import Count, Natural, NotNegative, Positive
+from metavrf.spec import TaskSpec
 
 PHASES_APART = 2.0  # of two samples on average, where the bases of functions start: see KernelLearner.even_phase
 START_LOG_VARIANCE = -2.0
+
+
+# Where settings of kernel methods start, by the kind of task: chosen on validation classes (docs/results.md).
+CLASSES: dict[str, Any] = {"gamma": 10.0, "ridge": 0.1, "distance": 2.0, "draw": "fixed"}
+PHOTOGRAPHS: dict[str, Any] = {"distance": 1.0}
+KERNEL_PRESETS: dict[str, dict[str, Any]] = {
+    "classes": CLASSES,
+    "photographs": PHOTOGRAPHS,
+    "features": {"unit_features": True, "bases": 4096, "orthogonal": True},
+}
+# What the paper's text and tables say (docs/method.md tells where they contradict each other).
+PAPER: dict[str, Any] = {
+    "train_kernel": "features",
+    "bases": 780,
+    "train_bases": 0,
+    "feature_map": "cosine",
+    "orthogonal": False,
+    "draw": "resampled",
+    "unit_features": False,
+    "aligned": False,
+}
+
+
+@dataclass(frozen=True)
+class KernelSettings:
+    """Kernels and ridge regression."""
+
+    train_kernel: Literal["exact", "features"] = "features"
+    """Compute kernels exactly, or estimate them by random features. Exact ones are replaced by random features at test
+    time where --bases asks for it."""
+    bases: Count = 780
+    """Number D of random Fourier features."""
+    train_bases: Natural = 256
+    """Features of a training step where bases are resampled: fewer are faster and as good; 0 for as many as --bases."""
+    feature_map: Literal["cosine", "sincos"] = "sincos"
+    """The paper's cos(ωz + b), or pairs of cos(ωz) and sin(ωz)."""
+    orthogonal: bool = False
+    """Draw the bases orthogonal in blocks."""
+    draw: Literal["fixed", "resampled"] = "resampled"
+    """Random numbers behind the bases while training: the same at every step, or fresh ones."""
+    samples: Count = 1
+    """Number L of posterior samples, each of D bases."""
+    ridge: Positive = 1e-6
+    """λ of ridge regression at the start; it is learned."""
+    gamma: Positive = 1.0
+    """Output scale γ at the start; it is learned."""
+    unit_features: bool = False
+    """Scale each sample's features to length 1 before the kernel sees them."""
+    distance: NotNegative = 0.0
+    """Mean distance of support features at the start, in length scales; 0 for 0.4 per shot, but at least 2."""
+    aligned: bool = True
+    """Of functions, start with narrow bases whose phase grows evenly with the input; the paper starts at N(0, I)."""
+
+    def check(self) -> None:
+        """Pairs of sine and cosine come in even numbers."""
+        for name in ("bases", "train_bases"):
+            if self.feature_map == "sincos" and getattr(self, name) % 2:
+                raise UserError(f"{name} = {getattr(self, name)} must be even for the sincos feature map")
 
 
 def one_kernel(mean: Tensor, std: Tensor) -> Spectral:
@@ -42,30 +104,31 @@ class KernelLearner(Learner):
     epsilon: Tensor | None
     phase: Tensor | None
     head: RidgeHead | MixtureHead
+    Settings = KernelSettings
+    settings: Any
 
     def __init__(
         self,
-        embedding: nn.Module,
-        features: int,
-        settings: MetaVRFSettings,
+        embedding: Any,
+        spec: TaskSpec | None = None,
+        settings: KernelSettings | None = None,
         *,
-        targets: int | None,
-        generator: torch.Generator,
+        generator: torch.Generator | None = None,
     ) -> None:
-        """``targets`` is the number of real outputs of a regression task, or None for classification."""
-        super().__init__(embedding)
-        self.settings = settings
-        self.features = features
+        """``generator`` draws ε and b."""
+        super().__init__(embedding, spec, settings)
+        settings = self.settings
+        self.features: int = embedding.features
         self.log_length = nn.Parameter(torch.zeros(()))
         unit_norm = settings.feature_map == "sincos" or settings.train_kernel == "exact"
         self.head = RidgeHead(
-            regression=targets is not None, lam=settings.ridge, gamma=settings.gamma, unit_norm=unit_norm
+            regression=self.spec.regression, lam=settings.ridge, gamma=settings.gamma, unit_norm=unit_norm
         )
         if settings.train_kernel == "exact":
             self.register_buffer("epsilon", None)
             self.register_buffer("phase", None)
         else:
-            self.redraw(generator)
+            self.redraw(stream(0, "bases") if generator is None else generator)
 
     def redraw(self, generator: torch.Generator, bases: int | None = None, samples: int | None = None) -> None:
         """Draw the stored ε and b anew; any number of bases D and posterior samples L can be asked for."""
@@ -176,11 +239,8 @@ class KernelLearner(Learner):
     @torch.no_grad()
     def adapted(self, episodes: Episodes, *, embedded: bool = False) -> nn.Module:
         """The task's predictor in closed form: nothing is left to solve when it is asked."""
-        if episodes.tasks != 1 or self.statistics != "running":
-            raise UserError(
-                f"only one task under running statistics can be folded into a module, not {episodes.tasks} under those "
-                f"of the {self.statistics}"
-            )
+        if episodes.tasks != 1:
+            raise UserError(f"only one task can be folded into a module, not {episodes.tasks}")
         if isinstance(self.head, MixtureHead) or self.epsilon is None:
             return super().adapted(episodes, embedded=embedded)
         episodes.check_finite()

@@ -11,50 +11,101 @@ authors' way back at test time.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from metavrf.config import Config, InnerSettings
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import of_logits, of_normals
-from metavrf.tasks.source import Description
+from metavrf.protocol import INDUCTIVE, Protocol
+from metavrf.settings import Count, EpisodeSettings, Natural, Positive
+from metavrf.spec import TaskSpec
 
 Weights = dict[str, Tensor]
+
+
+CLASSES: dict[str, Any] = {
+    "train_way": 0,  # test tasks must be as training tasks were
+    "train_shot": 0,
+    "batch": 4,
+    "query": 5,
+    "dropout": 0.0,
+    "lr": 2e-3,
+    "iterations": 20_000,
+}
+PHOTOGRAPHS: dict[str, Any] = {"batch": 4, "channels": 32, "inner_lr": 0.01, "embedding": "conv4"}
+
+
+@dataclass(frozen=True)
+class InnerLoop:
+    """The inner loop."""
+
+    inner_steps: Count = 1
+    """Gradient steps on a task's support while training."""
+    test_inner_steps: Natural = 0
+    """Gradient steps at test time; 0 for as many as while training."""
+    inner_lr: Positive = 0.4
+    """Learning rate of these steps; meta-sgd learns its own, and starts them at up to this."""
+    first_order: bool = False
+    """Leave out the derivative of the steps themselves."""
 
 
 class MAML(Learner):
     """Gradient descent on the support, from a learned start. See the module for the idea.
 
-    ``outputs`` is the number of classes, which the last layer fixes, or of real targets.
+    The last layer fixes the number of classes.
     """
 
     citation = "Finn, Abbeel & Levine, Model-agnostic meta-learning for fast adaptation of deep networks, ICML 2017"
     embeds_alone = False
     any_way = False
     inductive_statistics = "support"
+    Settings = InnerLoop
+    presets = {"functions": {"inner_lr": 0.01}, "classes": CLASSES | {"test_inner_steps": 3}}
+    paper = {
+        "all": {"lr": 1e-3, "dropout": 0.0},
+        "functions": {"iterations": 70_000},
+        "classes": PHOTOGRAPHS | {"inner_steps": 5, "test_inner_steps": 10, "iterations": 60_000},
+        "omniglot": {"batch": 32, "channels": 64, "inner_lr": 0.4, "inner_steps": 1, "test_inner_steps": 3},
+    }
 
-    def __init__(self, embedding: Any, outputs: int, settings: InnerSettings, *, regression: bool) -> None:
-        super().__init__(embedding.to(memory_format=torch.contiguous_format))
+    def __init__(
+        self,
+        embedding: Any,
+        spec: TaskSpec | None = None,
+        settings: InnerLoop | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(embedding.to(memory_format=torch.contiguous_format), spec, settings)
         embedding.channels_last = False
-        self.settings = settings
-        self.regression = regression
-        self.outputs = outputs
-        self.last = nn.Linear(embedding.features, outputs)
-        self.log_noise = nn.Parameter(torch.tensor(0.0)) if regression else None
+        self.regression = self.spec.regression
+        self.outputs = self.spec.targets or self.spec.way
+        self.last = nn.Linear(embedding.features, self.outputs)
+        self.log_noise = nn.Parameter(torch.tensor(0.0)) if self.regression else None
 
     @classmethod
-    def of(cls, embedding: Any, config: Config, data: Description, generator: torch.Generator) -> Self:
-        """With as many outputs as a task has classes, or real targets."""
-        return cls(embedding, data.targets or config.episode.way, config.inner, regression=data.targets is not None)
+    def check_tasks(cls, shape: EpisodeSettings, *, regression: bool) -> None:
+        """Refuse training tasks of another number of classes than test tasks."""
+        if not regression and shape.train_way not in (0, shape.way):
+            raise UserError(
+                f"train_way = {shape.train_way} must be 0 or the {shape.way} of --way: the last layer of this learner "
+                "fixes the number of classes"
+            )
 
-    def forward(self, episodes: Episodes, generator: torch.Generator | None = None, memory: Any = None) -> Prediction:
+    def forward(
+        self,
+        episodes: Episodes,
+        generator: torch.Generator | None = None,
+        memory: Any = None,
+        protocol: Protocol = INDUCTIVE,
+    ) -> Prediction:
         """Adapt to each task, then answer its queries."""
         if not self.regression and episodes.way != self.outputs:
             raise UserError(
@@ -63,7 +114,7 @@ class MAML(Learner):
             )
         episodes = episodes.looked_up()
         support, query = episodes.support_x, episodes.query_x
-        own = support.shape[1] if self.training else self.own_samples(episodes)
+        own = support.shape[1] if self.training else self.own_samples(episodes, protocol)
         start = self.start()
 
         def answer(x: Tensor, y: Tensor, asked: Tensor) -> Tensor:

@@ -8,17 +8,26 @@ paper's softmax has no temperature; ours is learned, and starts at 1 in the pres
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import of_logits
-from metavrf.tasks.source import Description
+from metavrf.settings import Positive
+from metavrf.spec import TaskSpec
+
+
+@dataclass(frozen=True)
+class MatchingSettings:
+    """Matching networks."""
+
+    gamma: Positive = 1.0
+    """Scale of the similarities at the start; it is learned."""
 
 
 class Matching(Learner):
@@ -26,15 +35,20 @@ class Matching(Learner):
 
     citation = "Vinyals et al., Matching networks for one shot learning, NeurIPS 2016"
     solves = ("classification",)
+    Settings = MatchingSettings
+    presets = {"classes": {"gamma": 10.0}}
+    paper = {"classes": {"lr": 1e-3, "gamma": 1.0, "batch": 1, "dropout": 0.0}}
 
-    def __init__(self, embedding: nn.Module, gamma: float = 1.0) -> None:
-        super().__init__(embedding)
-        self.log_gamma = nn.Parameter(torch.tensor(math.log(gamma)))
-
-    @classmethod
-    def of(cls, embedding: Any, config: Config, data: Description, generator: torch.Generator) -> Self:
-        """With the scale of the similarities that the settings start from."""
-        return cls(embedding, config.model.gamma)
+    def __init__(
+        self,
+        embedding: nn.Module | None = None,
+        spec: TaskSpec | None = None,
+        settings: MatchingSettings | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(embedding, spec, settings)
+        self.log_gamma = nn.Parameter(torch.tensor(math.log(self.settings.gamma)))
 
     def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
         """P(class) = Σ attention to its support samples."""

@@ -11,18 +11,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metavrf.config import InnerSettings
-from metavrf.learners.maml import MAML
+from metavrf.learners.maml import CLASSES, PHOTOGRAPHS, MAML, InnerLoop
+from metavrf.spec import TaskSpec
 
 
 class MetaSGD(MAML):
     """MAML with a learned inner learning rate for each weight. They start at random in 0.05 to 1 times ``inner_lr``."""
 
     citation = "Li, Zhou, Chen & Li, Meta-SGD: learning to learn quickly for few-shot learning, arXiv 1707.09835, 2017"
+    presets = {"functions": {"inner_lr": 0.1}, "classes": CLASSES | {"inner_lr": 0.1}}
+    paper = {
+        "all": {"lr": 1e-3, "dropout": 0.0, "inner_lr": 0.1},
+        "functions": {"batch": 4, "iterations": 60_000},
+        "classes": PHOTOGRAPHS | {"inner_lr": 0.1, "iterations": 60_000},
+        "omniglot": {"batch": 32, "channels": 64},
+    }
 
-    def __init__(self, embedding: Any, outputs: int, settings: InnerSettings, *, regression: bool) -> None:
-        super().__init__(embedding, outputs, settings, regression=regression)
-        low, high = 0.05 * settings.inner_lr, settings.inner_lr
+    def __init__(
+        self,
+        embedding: Any,
+        spec: TaskSpec | None = None,
+        settings: InnerLoop | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(embedding, spec, settings)
+        low, high = 0.05 * self.settings.inner_lr, self.settings.inner_lr
         self.rates = nn.ParameterDict(
             {_key(name): nn.Parameter(torch.empty_like(w).uniform_(low, high)) for name, w in self.start().items()}
         )

@@ -10,13 +10,13 @@ Numbers in comments are the steps of ``docs/method.md``.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from metavrf.config import Config, MetaVRFSettings
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.kernels.mixing import log_weights
@@ -25,16 +25,86 @@ from metavrf.kernels.spectral import Exact, Spectral
 from metavrf.learners.adapted import AdaptedMixture
 from metavrf.learners.head import MixtureHead
 from metavrf.learners.inferred import Inference
-from metavrf.learners.kernel import START_LOG_VARIANCE, KernelLearner, one_kernel
+from metavrf.learners.kernel import (
+    CLASSES,
+    KERNEL_PRESETS,
+    PAPER,
+    START_LOG_VARIANCE,
+    KernelLearner,
+    KernelSettings,
+    one_kernel,
+)
 from metavrf.learners.prototypical import nearest_prototype
 from metavrf.learners.start import spread
 from metavrf.nn.inference import Carry, Context, Memory, Prior, TaskSummary, gaussian_kl
 from metavrf.nn.mixture import Mixture, MixturePosterior
 from metavrf.nn.mlp import GaussianMLP
 from metavrf.prediction import Prediction
-from metavrf.tasks.source import Description
+from metavrf.settings import Count, Natural, NotNegative, Positive
+from metavrf.spec import TaskSpec
 
 NOTHING = Memory()
+
+
+@dataclass(frozen=True)
+class MetaVRFSettings(KernelSettings):
+    """MetaVRF: kernels, ridge regression, and how the kernels are inferred."""
+
+    context: Literal["none", "bayes", "lstm", "bilstm"] = "bilstm"
+    """What the kernels are inferred from: this task alone, or the tasks before it too. 'bayes' carries the kernels'
+    weights from task to task of a stream, and learns nothing for it."""
+    context_inputs: Literal["x", "xy"] = "x"
+    """Does the context see the support's inputs only (the paper's reading) or its targets too?"""
+    context_skip: bool = True
+    """Add this task's own summary to the LSTM's output, which is bounded and slow to learn to pass it on."""
+    components: Count = 1
+    """Number M of kernels, each weighted by its evidence on the support; 1 is the paper's."""
+    combs: Natural = 0
+    """How many of these kernels are combs: harmonics of one frequency, for functions that repeat themselves."""
+    guards: Natural = 0
+    """How many of these kernels are not learned: broad ones, with more noise, for tasks unlike any seen in training."""
+    moves: bool = True
+    """Move the kernels by what a network infers from the support, beside weighing them (with 2 kernels or more)."""
+    evidence: Literal["marginal", "leave-one-out"] = "marginal"
+    """What weighs the kernels of classes: ridge regression's evidence, or how well each sample is predicted by the
+    others (with 2 shots or more)."""
+    noise: Positive = 1e-4
+    """Noise of each of many kernels at the start, in units of its amplitude; it is learned."""
+    kl_weight: NotNegative = 1e-3
+    """Weight of the KL divergence in the loss; 1 is the paper's."""
+    prototype_weight: NotNegative = 0.0
+    """Weight of a prototypical network's loss on the same features, in classification: it teaches the embedding where
+    samples are so far apart that the kernel has no gradient left. 0 is the paper's."""
+
+    def check(self) -> None:
+        """Combs and guards must leave other kernels."""
+        super().check()
+        if self.components > 1 and self.combs + self.guards >= self.components:
+            raise UserError(
+                f"combs = {self.combs} and guards = {self.guards} leave no other of the {self.components} kernels"
+            )
+        if self.context == "bayes" and self.components < 2:
+            raise UserError("context = 'bayes' carries the weights of kernels on: it needs --components of 2 or more")
+
+
+# Many kernels, for functions (docs/inference.md): one model for any number of points.
+MANY_KERNELS: dict[str, Any] = {
+    "embedding": "raw",
+    "moves": False,
+    "components": 64,
+    "guards": 9,
+    "context": "none",
+    "context_inputs": "xy",
+    "train_kernel": "exact",
+    "kl_weight": 0.0,
+    "lr": 4e-3,
+    "iterations": 12_000,
+    "train_shot": 2,
+    "most_shot": 20,
+}
+GAUSSIAN_PROCESSES: dict[str, Any] = {"shot": 12, "batch": 16, "train_shot": 0, "most_shot": 0}  # sizes of their own
+COMBS: dict[str, Any] = {"components": 128, "combs": 64}
+SEQUENCE = 4  # tasks of a training batch of classes whose context is recurrent, each of as many fewer classes
 
 
 class Weighed(NamedTuple):
@@ -59,25 +129,45 @@ class MetaVRF(KernelLearner):
     """Ridge regression with kernels inferred for each task, from it and the tasks before it. See the module."""
 
     citation = "Zhen et al., Learning to learn kernels with variational random features, ICML 2020"
+    Settings = MetaVRFSettings
+    presets = KERNEL_PRESETS | {
+        "functions": MANY_KERNELS,
+        "classes": CLASSES | {"context": "none", "noise": 0.1},
+        "omniglot": {"prototype_weight": 1.0},
+        "gp-rbf": GAUSSIAN_PROCESSES,
+        "gp-matern": GAUSSIAN_PROCESSES,
+        "gp-periodic": GAUSSIAN_PROCESSES | COMBS,
+        "gp-mixed": GAUSSIAN_PROCESSES | COMBS,
+    }
+    paper = {
+        "all": PAPER
+        | {
+            "context": "bilstm",
+            "context_inputs": "x",
+            "context_skip": False,
+            "components": 1,
+            "combs": 0,
+            "guards": 0,
+            "kl_weight": 1.0,
+            "prototype_weight": 0.0,
+        }
+    }
 
     def __init__(
         self,
-        embedding: nn.Module,
-        features: int,
-        settings: MetaVRFSettings,
+        embedding: Any,
+        spec: TaskSpec | None = None,
+        settings: MetaVRFSettings | None = None,
         *,
-        targets: int | None,
-        generator: torch.Generator,
-        stream: int = 1,
+        generator: torch.Generator | None = None,
     ) -> None:
-        """``stream`` is that of the training tasks: with more than 1, evidence is carried from task to task."""
-        super().__init__(embedding, features, settings, targets=targets, generator=generator)
+        """Where the training tasks come in streams, evidence is carried from task to task."""
+        super().__init__(embedding, spec, settings, generator=generator)
+        settings, features, targets, stream = self.settings, self.features, self.spec.targets, self.spec.stream
         self.stream_length = stream
         labels = settings.context_inputs == "xy"
         many = settings.components > 1
         recurrent = settings.context in ("lstm", "bilstm")
-        if settings.context == "bayes" and not many:
-            raise UserError("context = 'bayes' carries the weights of kernels on: it needs --components of 2 or more")
         looks = not many or settings.moves or recurrent  # or else the evidence alone tells tasks apart
         self.context = Context(settings.context, features, skip=settings.context_skip)
         self.summary = TaskSummary(features, targets, labels=labels) if looks else None
@@ -107,12 +197,13 @@ class MetaVRF(KernelLearner):
         self.components = settings.components
 
     @classmethod
-    def of(cls, embedding: Any, config: Config, data: Description, generator: torch.Generator) -> Self:
-        """With the settings of the model; ``generator`` draws ε and b."""
-        stream = config.episode.stream
-        return cls(
-            embedding, embedding.features, config.model, targets=data.targets, generator=generator, stream=stream
-        )
+    def arranged(cls, config: Any, asked: Mapping[str, Any]) -> Any:
+        """With a recurrent context of classes a step has several tasks, so that gradients flow from task to task."""
+        recurrent = asked.get("context") in ("lstm", "bilstm") and config.preset == "default"
+        if config.kind == "functions" or not recurrent:
+            return config
+        ways = max(config.episode.way, config.episode.train_way // SEQUENCE)
+        return config.with_options(batch=SEQUENCE * config.episode.batch, train_way=ways)
 
     @torch.no_grad()
     def initialise(self, episodes: Episodes) -> None:
@@ -127,7 +218,7 @@ class MetaVRF(KernelLearner):
         super().initialise(episodes)
         if isinstance(self.posterior, MixturePosterior):
             spread(self, self.posterior, episodes)
-        elif episodes.way is None and self.settings.context_inputs == "x":
+        elif episodes.way is None and self.settings.aligned and self.settings.context_inputs == "x":
             omega = self.even_phase(episodes)
             if omega is not None:
                 self.posterior.start_at(omega, START_LOG_VARIANCE)
@@ -135,7 +226,7 @@ class MetaVRF(KernelLearner):
     @torch.no_grad()
     def adapted(self, episodes: Episodes, *, embedded: bool = False) -> nn.Module:
         """The task's predictor in closed form: nothing is left to solve when it is asked."""
-        if not isinstance(self.head, MixtureHead) or self.epsilon is not None or self.statistics != "running":
+        if not isinstance(self.head, MixtureHead) or self.epsilon is not None:
             return super().adapted(episodes, embedded=embedded)
         episodes.check_finite()
         with self.at_test_time():

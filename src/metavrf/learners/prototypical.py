@@ -21,6 +21,10 @@ class Prototypical(Learner):
 
     citation = "Snell, Swersky & Zemel, Prototypical networks for few-shot learning, NeurIPS 2017"
     solves = ("classification",)
+    paper = {
+        "classes": {"lr": 1e-3, "batch": 1, "train_way": 30, "dropout": 0.0, "embedding": "conv4"},
+        "omniglot": {"train_way": 60, "query": 5},
+    }
 
     def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
         """Classify embedded queries."""

@@ -7,16 +7,27 @@ ridge λ, and a scale and offset of the outputs, are learned.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import RidgeHead
-from metavrf.tasks.source import Description
+from metavrf.settings import Positive
+from metavrf.spec import TaskSpec
+
+
+@dataclass(frozen=True)
+class R2D2Settings:
+    """R2-D2."""
+
+    ridge: Positive = 50.0
+    """λ of ridge regression at the start; it is learned."""
+    gamma: Positive = 1.0
+    """Output scale γ at the start; it is learned."""
 
 
 class R2D2(Learner):
@@ -24,15 +35,24 @@ class R2D2(Learner):
 
     citation = "Bertinetto et al., Meta-learning with differentiable closed-form solvers, ICLR 2019"
     solves = ("classification",)
+    Settings = R2D2Settings
+    presets = {"classes": {"ridge": 10.0, "gamma": 10.0}}
+    paper = {
+        "classes": {"lr": 5e-3, "batch": 1, "train_way": 16, "ridge": 50.0, "gamma": 1.0, "dropout": 0.0},
+        "cifar-fs": {"train_way": 20},
+        "omniglot": {"train_way": 60},
+    }
 
-    def __init__(self, embedding: nn.Module, *, ridge: float = 50.0, gamma: float = 1.0) -> None:
-        super().__init__(embedding)
-        self.head = RidgeHead(regression=False, lam=ridge, gamma=gamma)
-
-    @classmethod
-    def of(cls, embedding: Any, config: Config, data: Description, generator: torch.Generator) -> Self:
-        """With λ and γ as the settings start them."""
-        return cls(embedding, ridge=config.model.ridge, gamma=config.model.gamma)
+    def __init__(
+        self,
+        embedding: nn.Module | None = None,
+        spec: TaskSpec | None = None,
+        settings: R2D2Settings | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(embedding, spec, settings)
+        self.head = RidgeHead(regression=False, lam=self.settings.ridge, gamma=self.settings.gamma)
 
     def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
         """Ridge in the dual, or in the primal where the support outnumbers the features."""

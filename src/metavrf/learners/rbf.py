@@ -6,32 +6,47 @@ mean distance between the task's support samples. Nothing is inferred and nothin
 
 from __future__ import annotations
 
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import RidgeHead
-from metavrf.tasks.source import Description
+from metavrf.settings import Positive
+from metavrf.spec import TaskSpec
+
+
+@dataclass(frozen=True)
+class RBFSettings:
+    """Kernel ridge regression with a Gaussian kernel."""
+
+    ridge: Positive = 1e-6
+    """λ of ridge regression at the start; it is learned."""
+    gamma: Positive = 1.0
+    """Output scale γ at the start; it is learned."""
 
 
 class RBF(Learner):
     """Ridge regression with a Gaussian kernel as wide as the support's mean distance. See the module."""
 
     citation = "baseline of Zhen et al., Learning to learn kernels with variational random features, ICML 2020"
+    Settings = RBFSettings
+    presets = {"classes": {"ridge": 0.1, "gamma": 10.0}}
 
-    def __init__(self, embedding: nn.Module, *, regression: bool, ridge: float, gamma: float) -> None:
-        super().__init__(embedding)
-        self.head = RidgeHead(regression=regression, lam=ridge, gamma=gamma, unit_norm=True)
-
-    @classmethod
-    def of(cls, embedding: Any, config: Config, data: Description, generator: torch.Generator) -> Self:
-        """With λ and γ as the settings start them."""
-        settings = config.model
-        return cls(embedding, regression=data.targets is not None, ridge=settings.ridge, gamma=settings.gamma)
+    def __init__(
+        self,
+        embedding: nn.Module | None = None,
+        spec: TaskSpec | None = None,
+        settings: RBFSettings | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(embedding, spec, settings)
+        lam, gamma = self.settings.ridge, self.settings.gamma
+        self.head = RidgeHead(regression=self.spec.regression, lam=lam, gamma=gamma, unit_norm=True)
 
     def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
         """k(z, z') = exp(-‖z - z'‖² / 2h²) with h the mean pairwise distance of the support."""

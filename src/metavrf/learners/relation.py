@@ -7,20 +7,18 @@ score. The embedding pools in its first two blocks only, so that there are maps 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import of_logits
 from metavrf.nn.normalisation import Normalisation
-from metavrf.tasks.source import Description
+from metavrf.spec import TaskSpec
 
 WIDTH = 64
 HIDDEN = 8
@@ -36,10 +34,29 @@ class Relation(Learner):
     citation = "Sung et al., Learning to compare: relation network for few-shot learning, CVPR 2018"
     solves = ("classification",)
     maps = True
+    presets = {"classes": {"train_way": 20}}
+    paper = {
+        "classes": {
+            "lr": 1e-3,
+            "batch": 1,
+            "iterations": 500_000,
+            "dropout": 0.0,
+            "train_way": 0,
+            "embedding": "conv4",
+        },
+        "omniglot": {"query": 19, "iterations": 1_000_000},
+    }
 
-    def __init__(self, embedding: nn.Module, shape: Sequence[int]) -> None:
-        super().__init__(embedding)
-        self.shape = tuple(shape)  # channels, height, width of the embedding's maps
+    def __init__(
+        self,
+        embedding: Any,
+        spec: TaskSpec | None = None,
+        settings: Any = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(embedding, spec, settings)
+        self.shape = shape = tuple(embedding.shape)  # channels, height, width of the embedding's maps
         self.of_class = nn.Conv2d(shape[0], WIDTH, 3, padding=1, bias=False)
         self.of_query = nn.Conv2d(shape[0], WIDTH, 3, padding=1, bias=False)
         self.second = nn.Conv2d(WIDTH, WIDTH, 3, padding=1, bias=False)
@@ -47,11 +64,6 @@ class Relation(Learner):
         height, width = (_pooled(_pooled(length)) for length in shape[1:])
         self.hidden = nn.Linear(WIDTH * height * width, HIDDEN)
         self.score = nn.Linear(HIDDEN, 1)
-
-    @classmethod
-    def of(cls, embedding: Any, config: Config, data: Description, generator: torch.Generator) -> Self:
-        """For maps of the embedding's shape."""
-        return cls(embedding, embedding.shape)
 
     def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
         """Logits are scores before their sigmoid ``[T, Q, C]``."""

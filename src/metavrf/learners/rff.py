@@ -7,26 +7,24 @@ inference network. What MetaVRF gains over this is what learning and inferring t
 
 from __future__ import annotations
 
-from typing import Any, Self
-
 import torch
 
-from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.kernels.spectral import Spectral
-from metavrf.learners.kernel import KernelLearner, one_kernel
-from metavrf.tasks.source import Description
+from metavrf.learners.kernel import CLASSES, PAPER, PHOTOGRAPHS, KernelLearner, one_kernel
 
 
 class RFF(KernelLearner):
     """Ridge regression on standard random Fourier features of the embedding."""
 
     citation = "Rahimi & Recht, Random features for large-scale kernel machines, NeurIPS 2007"
-
-    @classmethod
-    def of(cls, embedding: Any, config: Config, data: Description, generator: torch.Generator) -> Self:
-        """With the settings of the model; ``generator`` draws the bases."""
-        return cls(embedding, embedding.features, config.model, targets=data.targets, generator=generator)
+    presets = {
+        "all": {"bases": 2048, "draw": "fixed"},  # standard features are drawn once
+        "classes": CLASSES,
+        "photographs": PHOTOGRAPHS,
+        "features": {"unit_features": True, "orthogonal": True},
+    }
+    paper = {"all": PAPER | {"draw": "fixed"}}
 
     def infer(self, episodes: Episodes) -> Spectral:
         """Standard bases, whatever the task."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from metavrf.episodes import Episodes
 from metavrf.kernels.spectral import Spectral
-from metavrf.learners.kernel import START_LOG_VARIANCE, one_kernel
+from metavrf.learners.kernel import KERNEL_PRESETS, PAPER, START_LOG_VARIANCE, one_kernel
 from metavrf.learners.rff import RFF
 
 
@@ -21,6 +21,8 @@ class Shared(RFF):
     """Ridge regression under one learned kernel, the same for every task. See the module."""
 
     citation = "the control of this package; spectra are learned as by Lazaro-Gredilla et al., JMLR 2010"
+    presets = KERNEL_PRESETS
+    paper = {"all": PAPER}
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -31,7 +33,7 @@ class Shared(RFF):
     def initialise(self, episodes: Episodes) -> None:
         """Start as MetaVRF does: of functions close to a basis whose phase grows evenly with the input."""
         super().initialise(episodes)
-        omega = self.even_phase(episodes) if episodes.way is None else None
+        omega = self.even_phase(episodes) if episodes.way is None and self.settings.aligned else None
         if omega is not None:
             self.mean.copy_(omega)
             self.log_variance.fill_(START_LOG_VARIANCE)

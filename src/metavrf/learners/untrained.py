@@ -13,15 +13,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from metavrf.config import MetaVRFSettings
 from metavrf.episodes import Episodes
 from metavrf.kernels import ridge
 from metavrf.kernels.spectral import Spectral
 from metavrf.learners.adapted import Explicit
 from metavrf.learners.base import Prediction
 from metavrf.learners.head import class_shares
-from metavrf.learners.kernel import one_kernel
+from metavrf.learners.kernel import KernelSettings, one_kernel
 from metavrf.learners.rff import RFF
+from metavrf.nn.mlp import Raw
+from metavrf.spec import TaskSpec
 
 BASES = 512
 MOST_PAIRED = 1000  # support samples whose distances are taken
@@ -40,8 +41,9 @@ class Untrained(RFF):
         ridge: float | None = None,
     ) -> None:
         """``ridge`` fixes λ; by default each task chooses its own."""
-        settings = MetaVRFSettings(context="none", bases=bases, feature_map="sincos", draw="fixed")
-        super().__init__(nn.Identity(), features, settings, targets=1 if regression else None, generator=generator)
+        settings = KernelSettings(bases=bases, feature_map="sincos", draw="fixed")
+        spec = TaskSpec((features,), targets=1 if regression else None)
+        super().__init__(Raw(features), spec, settings, generator=generator)
         self.head = LeaveOneOutHead(ridge)  # type: ignore[assignment]  # another kind of head, with the same methods
         self.double()
         self.eval().requires_grad_(False)

@@ -7,19 +7,28 @@ predictive likelihood itself, averaged over L samples of the weights (reparamete
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import of_logits
 from metavrf.nn.mlp import GaussianMLP
-from metavrf.tasks.source import Description
+from metavrf.randomness import stream
+from metavrf.settings import Count
+from metavrf.spec import TaskSpec
+
+
+@dataclass(frozen=True)
+class VersaSettings:
+    """VERSA."""
+
+    samples: Count = 10
+    """Number L of samples of the weights."""
 
 
 class Versa(Learner):
@@ -31,18 +40,26 @@ class Versa(Learner):
 
     citation = "Gordon et al., Meta-learning probabilistic inference for prediction, ICLR 2019"
     solves = ("classification",)
+    Settings = VersaSettings
+    paper = {
+        "classes": {"lr": 2.5e-4, "batch": 8, "iterations": 50_000},
+        "omniglot": {"lr": 1e-4, "batch": 16, "iterations": 80_000},
+    }
     seed: Tensor
 
-    def __init__(self, embedding: nn.Module, features: int, samples: int, generator: torch.Generator) -> None:
-        super().__init__(embedding)
+    def __init__(
+        self,
+        embedding: Any,
+        spec: TaskSpec | None = None,
+        settings: VersaSettings | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(embedding, spec, settings)
+        features = embedding.features
         self.inference = GaussianMLP(features, features, features + 1)  # a weight for each feature, and an offset
-        self.samples = samples
-        self.register_buffer("seed", torch.randint(2**31, (), generator=generator))
-
-    @classmethod
-    def of(cls, embedding: Any, config: Config, data: Description, generator: torch.Generator) -> Self:
-        """With as many samples L as the settings say."""
-        return cls(embedding, embedding.features, config.model.samples, generator)
+        self.samples = self.settings.samples
+        self.register_buffer("seed", torch.randint(2**31, (), generator=generator or stream(0, "bases")))
 
     def weights(self, episodes: Episodes, generator: torch.Generator | None = None) -> Tensor:
         """L samples ``[L, T, C, d + 1]`` of the classes' weights and offsets: μ + σ ⊙ ε."""

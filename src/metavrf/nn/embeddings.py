@@ -7,34 +7,83 @@ keep channels last, which is what makes convolutions fast on a CPU.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from metavrf.config import EmbeddingSettings
 from metavrf.errors import UserError
 from metavrf.nn.dropout import dropout
 from metavrf.nn.mlp import MLP, Raw
 from metavrf.nn.normalisation import Normalisation, Own
 from metavrf.nn.pooling import max_pool
 from metavrf.nn.views import views_of
+from metavrf.registry import Registry
+from metavrf.settings import Count, Natural, Share
 
-FUNCTION_SIZES = (1, 40, 40)  # Table fcn-reg
+FUNCTION_SIZES = (40, 40)  # Table fcn-reg
 POOLED_FOR_MAPS = 2
+
+
+@dataclass(frozen=True)
+class EmbeddingSettings:
+    """The network that turns a sample into features."""
+
+    embedding: str = "conv4"
+    """Of pictures: conv4 or conv5, the four or five blocks of the paper's tables, resnet12 or wrn28-10. Of functions:
+    mlp, two layers of 40 as in the paper's table, or raw, the input as it is. Of ready features: ready. Or one of your
+    own (--plugin)."""
+    channels: Count = 64
+    """Channels of conv4 and conv5."""
+    dropout: Share = 0.0
+    """Share of activations dropped after each block while training."""
+    project: Natural = 0
+    """Map ready features to this many, if they are more, by a learned linear map; 0 to leave them as they are."""
+
+    def check(self) -> None:
+        """Refuse a name that is not known."""
+        EMBEDDINGS[self.embedding]  # noqa: B018 - an unknown name is an error
+
+
+@dataclass(frozen=True)
+class EmbeddingEntry:
+    """How an embedding is made, and of what kind of samples: "pictures" or "numbers"."""
+
+    make: Callable[..., Any]
+    takes: str
+
+
+EMBEDDINGS: Registry[EmbeddingEntry] = Registry("embedding")
+Make = TypeVar("Make", bound=Callable[..., Any])
+
+
+def register_embedding(name: str, *, takes: str = "pictures") -> Callable[[Make], Make]:
+    """Make an embedding of your own known by ``name``, for ``metavrf train --embedding``.
+
+    What is registered is called as ``make(inputs, settings, maps=False)`` with the shape of a sample and the
+    :class:`EmbeddingSettings`; it returns a module with ``features``, such as an :class:`Embedding`.
+    """
+    if takes not in ("pictures", "numbers"):
+        raise UserError(f"{takes=} is not a kind of samples: give pictures or numbers")
+
+    def register(make: Make) -> Make:
+        EMBEDDINGS.add(name, EmbeddingEntry(make, takes))
+        return make
+
+    return register
 
 
 class Embedding(nn.Module):
     """A network on single images; ``features`` is the size d of what it returns, ``shape`` its maps' before flattening.
 
-    The shape is (d, 1, 1) where there are no maps. At test time features are the mean over an image's ``views``.
+    The shape is (d, 1, 1) where there are no maps.
     """
 
     shape: tuple[int, int, int]
-    views: str = "one"
     channels_last: bool = True  # to be switched off under vmap, which does not know of it
 
     @property
@@ -43,17 +92,17 @@ class Embedding(nn.Module):
         channels, height, width = self.shape
         return channels * height * width
 
-    def forward(self, x: Tensor, own: int | None = None) -> Tensor:
-        """Features of ``x [T, N, ...]``.
+    def forward(self, x: Tensor, own: int | None = None, views: str = "one") -> Tensor:
+        """Features of ``x [T, N, ...]``; at test time the mean over an image's ``views``.
 
         ``own`` asks for normalisation by each task's first ``own`` samples, rather than by running statistics.
         """
         layout = None if own is None else Own(x.shape[0], own)
         images = x.flatten(0, 1)
-        if self.training or self.views == "one":
+        if self.training or views == "one":
             features = self._converted(images, layout)
         else:
-            features = torch.stack([self._converted(view, layout) for view in views_of(images, self.views)]).mean(0)
+            features = torch.stack([self._converted(view, layout) for view in views_of(images, views)]).mean(0)
         return features.unflatten(0, x.shape[:2])
 
     def _converted(self, images: Tensor, own: Own | None) -> Tensor:
@@ -231,7 +280,7 @@ class Ready(Embedding):
             axes = torch.linalg.eigh(correlation).eigenvectors  # in the order of their variance
             self.projection.weight.copy_(axes[:, -self.features :].T)
 
-    def forward(self, x: Tensor, own: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, own: int | None = None, views: str = "one") -> Tensor:
         """Normalised features ``[T, N, d]`` of ``x [T, N, d]``."""
         layout = None if own is None else Own(x.shape[0], own)
         return self.network(x.flatten(0, 1), layout).unflatten(0, x.shape[:2])
@@ -241,28 +290,57 @@ class Ready(Embedding):
         return self.projection(self.norm(images[..., None, None], own).flatten(1))
 
 
-def make_embedding(
-    inputs: Sequence[int], settings: EmbeddingSettings, *, regression: bool, maps: bool = False
-) -> Embedding | MLP | Raw:
-    """The embedding for samples of the shape ``inputs``: a number, an image or a feature vector.
+@register_embedding("mlp", takes="numbers")
+def _mlp(inputs: Sequence[int], settings: EmbeddingSettings, **_: Any) -> MLP:
+    return MLP((inputs[0], *FUNCTION_SIZES))
+
+
+@register_embedding("raw", takes="numbers")
+def _raw(inputs: Sequence[int], settings: EmbeddingSettings, **_: Any) -> Raw:
+    return Raw(inputs[0])
+
+
+@register_embedding("ready", takes="numbers")
+def _ready(inputs: Sequence[int], settings: EmbeddingSettings, **_: Any) -> Ready:
+    return Ready(inputs[0], settings.project)
+
+
+@register_embedding("conv4")
+def _conv4(inputs: Sequence[int], settings: EmbeddingSettings, *, maps: bool) -> ConvNet:
+    pooled = POOLED_FOR_MAPS if maps else None
+    return ConvNet(inputs, blocks=4, channels=settings.channels, dropout=settings.dropout, pooled=pooled)
+
+
+@register_embedding("conv5")
+def _conv5(inputs: Sequence[int], settings: EmbeddingSettings, *, maps: bool) -> ConvNet:
+    pooled = POOLED_FOR_MAPS if maps else None
+    return ConvNet(inputs, blocks=5, ceil=False, channels=settings.channels, dropout=settings.dropout, pooled=pooled)
+
+
+@register_embedding("resnet12")
+def _resnet12(inputs: Sequence[int], settings: EmbeddingSettings, **_: Any) -> ResNet12:
+    return ResNet12(inputs, dropout=settings.dropout)
+
+
+@register_embedding("wrn28-10")
+def _wrn(inputs: Sequence[int], settings: EmbeddingSettings, **_: Any) -> WideResNet:
+    return WideResNet(inputs, dropout=settings.dropout)
+
+
+EMBEDDINGS.seal()
+
+
+def make_embedding(inputs: Sequence[int], settings: EmbeddingSettings, *, maps: bool = False) -> Any:
+    """The embedding for samples of the shape ``inputs``: numbers, or a picture.
 
     ``maps`` asks a convolutional network for feature maps: it then pools in its first two blocks only.
     """
-    if regression:
-        return Raw(inputs[0]) if settings.function_embedding == "raw" else MLP(FUNCTION_SIZES)
-    if len(inputs) == 1:
-        return Ready(inputs[0], settings.project)
-    convolutional: dict[str, Any] = {
-        "channels": settings.channels,
-        "dropout": settings.dropout,
-        "pooled": POOLED_FOR_MAPS if maps else None,
-    }
-    match settings.embedding:
-        case "conv4":
-            return ConvNet(inputs, blocks=4, **convolutional)
-        case "conv5":
-            return ConvNet(inputs, blocks=5, ceil=False, **convolutional)
-        case "resnet12":
-            return ResNet12(inputs, dropout=settings.dropout)
-        case _:
-            return WideResNet(inputs, dropout=settings.dropout)
+    entry = EMBEDDINGS[settings.embedding]
+    takes = "pictures" if len(inputs) == 3 else "numbers"
+    if entry.takes != takes:
+        fitting = ", ".join(name for name in EMBEDDINGS if EMBEDDINGS[name].takes == takes)
+        raise UserError(
+            f"embedding = {settings.embedding!r} takes {entry.takes}, but a sample is {takes} {list(inputs)}: "
+            f"choose from {fitting}"
+        )
+    return entry.make(inputs, settings, maps=maps)

@@ -23,7 +23,7 @@ class MLP(nn.Sequential):
         super().__init__(*layers)
         self.features = sizes[-1]
 
-    def forward(self, x: Tensor, own: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, own: int | None = None, views: str = "one") -> Tensor:
         """Features ``[..., d]``; there are no statistics to take from a task's ``own`` samples."""
         return super().forward(x)
 
@@ -35,7 +35,7 @@ class Raw(nn.Identity):
         super().__init__()
         self.features = inputs
 
-    def forward(self, x: Tensor, own: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, own: int | None = None, views: str = "one") -> Tensor:
         """``x`` as it is."""
         return x
 

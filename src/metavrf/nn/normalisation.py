@@ -19,10 +19,8 @@ class Normalisation(nn.BatchNorm2d):
     """Batch normalisation. Running statistics in evaluation and the batch's in training, unless a task's ``own``.
 
     With its support's own statistics a query's prediction still depends on no other query; with the whole episode's it
-    does: that is the transductive protocol. ``own_share`` mixes them with running statistics: 1 takes them alone.
+    does: that is the transductive protocol.
     """
-
-    own_share: float = 1.0
 
     def forward(self, x: Tensor, own: Own | None = None) -> Tensor:
         """Normalise ``x [N, channels, height, width]``; with ``own``, N is tasks times samples of a task."""
@@ -33,8 +31,5 @@ class Normalisation(nn.BatchNorm2d):
         mean = rows[:, :seen].mean(1, keepdim=True)
         centred = rows - mean
         variance = centred[:, :seen].square().mean(1, keepdim=True)  # two passes: as exact as var_mean, and faster
-        if self.own_share < 1 and self.running_mean is not None and self.running_var is not None:
-            centred = centred + (1 - self.own_share) * (mean - self.running_mean)
-            variance = torch.lerp(self.running_var.expand_as(variance), variance, self.own_share)
         normalised = torch.addcmul(self.bias, centred, (variance + self.eps).rsqrt() * self.weight)
         return normalised.view(x.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)

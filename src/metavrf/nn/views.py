@@ -11,8 +11,8 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from metavrf.config import Views
 from metavrf.errors import UserError
+from metavrf.settings import Views
 
 NEIGHBOURS = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
 SHIFT = 1 / 32  # of the side

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from metavrf.errors import UserError
+from metavrf.registry import Registry
 from metavrf.tasks.bank import Bank
 from metavrf.tasks.images import ParquetSource, Preprocessing, cache_folder, read_bank, rotated_names
 from metavrf.tasks.splits import PARTS, Split, divide
@@ -43,6 +44,12 @@ class NamedSet:
     citation: str
     archive: str | None = None
     """What :mod:`metavrf.tasks.download` fetches it by; None if its licence forbids passing it on."""
+    kind: str = "photographs"
+    """Which presets of learners its pictures take: "photographs" or "drawings"."""
+    preset: Mapping[str, Any] = field(default_factory=dict)
+    """Where settings start for it."""
+    paper: Mapping[str, Any] = field(default_factory=dict)
+    """What the paper says of them (Table opt, and the dropout of the CNN tables)."""
 
     def locate(self, data: str) -> dict[str, Path | None]:
         """Where each file is: in ``data``, METAVRF_DATA or the cache, in this order."""
@@ -220,56 +227,71 @@ def _ravi(names: Sequence[str], _seed: int) -> Split:
 _CIFAR_FILES = ("cifar100-train.parquet", "cifar100-test.parquet")
 _CIFAR_LICENCE = "free for research; cite Krizhevsky 2009"
 
-NAMED_SETS: dict[str, NamedSet] = {
-    named.name: named
-    for named in (
-        Omniglot(
-            "omniglot",
-            ("omniglot-background.parquet", "omniglot-evaluation.parquet"),
-            Preprocessing(28, channels=1, invert=True, rotations=True),
-            {"vinyals": _vinyals, "random": _random_characters, "lake": _lake},
-            "1,623 characters x 20 drawers, x 4 rotations",
-            "MIT",
-            "Lake, Salakhutdinov, Tenenbaum: Human-level concept learning, Science 2015",
-            archive="omniglot",
-        ),
-        Cifar100(
-            "cifar-fs",
-            _CIFAR_FILES,
-            Preprocessing(32),
-            {"bertinetto": _cifar("cifar-fs")},
-            "100 classes x 600 images",
-            _CIFAR_LICENCE,
-            "Bertinetto et al.: Meta-learning with differentiable closed-form solvers, ICLR 2019",
-            archive="cifar100",
-        ),
-        Cifar100(
-            "fc100",
-            _CIFAR_FILES,
-            Preprocessing(32),
-            {"oreshkin": _cifar("fc100")},
-            "100 classes x 600 images",
-            _CIFAR_LICENCE,
-            "Oreshkin, Rodriguez, Lacoste: TADAM, NeurIPS 2018",
-            archive="cifar100",
-        ),
-        NamedSet(
-            "mini-imagenet",
-            tuple(f"miniimagenet-{part}.parquet" for part in ("train", "val", "test")),
-            Preprocessing(84),
-            {"ravi": _ravi},
-            "100 classes x 600 images, or a part of them",
-            "ImageNet's terms: non-commercial research and education",
-            "Vinyals et al.: Matching networks, NeurIPS 2016; Ravi & Larochelle, ICLR 2017",
-        ),
-    )
-}
+_PAPER_CIFAR: dict[str, Any] = {"iterations": 200_000, "batch": 8, "dropout": 0.5}
+
+DATASETS: Registry[NamedSet] = Registry("data set")
+
+
+def register_dataset(named: NamedSet) -> NamedSet:
+    """Make a data set of your own known by its name: files, preprocessing, splits, presets."""
+    return DATASETS.add(named.name, named)
+
+
+for _named in (
+    Omniglot(
+        "omniglot",
+        ("omniglot-background.parquet", "omniglot-evaluation.parquet"),
+        Preprocessing(28, channels=1, invert=True, rotations=True),
+        {"vinyals": _vinyals, "random": _random_characters, "lake": _lake},
+        "1,623 characters x 20 drawers, x 4 rotations",
+        "MIT",
+        "Lake, Salakhutdinov, Tenenbaum: Human-level concept learning, Science 2015",
+        archive="omniglot",
+        kind="drawings",
+        preset={"augment": "affine", "mirror": True, "dropout": 0.05, "iterations": 6500},
+        paper={"iterations": 100_000, "batch": 6, "dropout": 0.1},
+    ),
+    Cifar100(
+        "cifar-fs",
+        _CIFAR_FILES,
+        Preprocessing(32),
+        {"bertinetto": _cifar("cifar-fs")},
+        "100 classes x 600 images",
+        _CIFAR_LICENCE,
+        "Bertinetto et al.: Meta-learning with differentiable closed-form solvers, ICLR 2019",
+        archive="cifar100",
+        paper=_PAPER_CIFAR,
+    ),
+    Cifar100(
+        "fc100",
+        _CIFAR_FILES,
+        Preprocessing(32),
+        {"oreshkin": _cifar("fc100")},
+        "100 classes x 600 images",
+        _CIFAR_LICENCE,
+        "Oreshkin, Rodriguez, Lacoste: TADAM, NeurIPS 2018",
+        archive="cifar100",
+        paper=_PAPER_CIFAR,
+    ),
+    NamedSet(
+        "mini-imagenet",
+        tuple(f"miniimagenet-{part}.parquet" for part in ("train", "val", "test")),
+        Preprocessing(84),
+        {"ravi": _ravi},
+        "100 classes x 600 images, or a part of them",
+        "ImageNet's terms: non-commercial research and education",
+        "Vinyals et al.: Matching networks, NeurIPS 2016; Ravi & Larochelle, ICLR 2017",
+        preset={"embedding": "conv5", "query": 3, "iterations": 5000},
+        paper={"iterations": 150_000, "batch": 8, "dropout": 0.5, "embedding": "conv5"},
+    ),
+):
+    register_dataset(_named)
 
 
 def _mixture(name: str, size: int, *names: str) -> Mixture:
     """Data sets as one, in colour and at one size."""
     sets = tuple(
-        replace(NAMED_SETS[own], preprocessing=replace(NAMED_SETS[own].preprocessing, size=size)) for own in names
+        replace(DATASETS[own], preprocessing=replace(DATASETS[own].preprocessing, size=size)) for own in names
     )
     return Mixture(
         name,
@@ -279,18 +301,13 @@ def _mixture(name: str, size: int, *names: str) -> Mixture:
         f"{', '.join(names)} at {size} x {size} pixels; a task is of one of them",
         "; ".join(f"{named.name}: {named.licence}" for named in sets),
         "; ".join(named.citation for named in sets),
+        paper=_PAPER_CIFAR,
         sets=sets,
     )
 
 
-NAMED_SETS["mixed-images"] = _mixture("mixed-images", 32, "omniglot", "cifar-fs", "mini-imagenet")
-
-
-def named_set(name: str) -> NamedSet:
-    """The data set of that name."""
-    if name not in NAMED_SETS:
-        raise UserError(f"data set {name!r} is unknown: choose from {', '.join(NAMED_SETS)}")
-    return NAMED_SETS[name]
+register_dataset(_mixture("mixed-images", 32, "omniglot", "cifar-fs", "mini-imagenet"))
+DATASETS.seal()
 
 
 def listing(named: NamedSet, data: str) -> dict[str, Any]:

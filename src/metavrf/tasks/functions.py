@@ -18,31 +18,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
+from metavrf.registry import Registry
 from metavrf.tasks.oracles import AffineLimit, BayesLimit, NoisyBayesLimit, Oracle
 
 EVALUATION_POINTS = 100  # evenly spaced over the domain, as the paper's mean squared errors are measured
 FEWEST_POINTS, MOST_POINTS = 3, 50  # of a support or query set; below which both together stay (neural processes)
 
-_FAMILIES: dict[str, type[FunctionFamily]] = {}
+FAMILIES: Registry[type[FunctionFamily]] = Registry("family of functions")
 Family = TypeVar("Family", bound="type[FunctionFamily]")
 
 
 class FunctionFamily:
-    """A distribution over functions of one variable; a task is one function and a few points on it.
+    """A distribution over functions; a task is one function and a few points on it.
 
     Subclasses name their parameters with ranges (drawn uniformly) and say how to :meth:`evaluate` them. Override
     :meth:`draw` for any other distribution of the parameters, or :meth:`values` for functions that have none.
 
     Attributes:
         name: what the family is registered by.
-        domain: the ends of the range of x.
+        inputs: how many numbers a function takes. With more than one, x is ``[T, N, inputs]``, else ``[T, N]``.
+        outputs: how many it gives; y likewise.
+        domain: the ends of the range of x, of every input alike.
         noise: standard deviation of the Gaussian noise in every observed y, of support and query alike.
         parameters: the range of each parameter.
         shared: parameters that are the same in all tasks of a stream; the others are new for each task. A family
@@ -50,19 +53,23 @@ class FunctionFamily:
         drift: step of a shared parameter from a task of a stream to the next: the standard deviation of a random walk,
             as a share of the parameter's range, reflected at the ends of the range.
         unequal: whether the number of points differs from task to task, as :meth:`sizes` draws it.
+        preset: where settings start for it.
     """
 
     name: ClassVar[str] = ""
+    inputs: ClassVar[int] = 1
+    outputs: ClassVar[int] = 1
     domain: ClassVar[tuple[float, float]] = (-5.0, 5.0)
     noise: ClassVar[float] = 0.0
     parameters: ClassVar[Mapping[str, tuple[float, float]]] = {}
     shared: ClassVar[tuple[str, ...]] = ()
     drift: ClassVar[float] = 0.0
     unequal: ClassVar[bool] = False
+    preset: ClassVar[Mapping[str, Any]] = {}
     way = None  # regression
 
     def evaluate(self, x: Tensor, **parameters: Tensor) -> Tensor:
-        """The functions at ``x [T, N]``, given each parameter as ``[T, 1]``."""
+        """The functions at ``x [T, N]`` (or ``[T, N, inputs]``), given each parameter as ``[T, 1]``."""
         raise NotImplementedError(f"{type(self).__name__} must override evaluate or values")
 
     def draw(self, tasks: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -103,17 +110,27 @@ class FunctionFamily:
         ``tasks`` counts all tasks; every ``stream`` consecutive ones are related (see ``shared``).
         """
         self._check_stream(tasks, stream)
-        low, high = self.domain
-        x = low + (high - low) * torch.rand(tasks, shot + query, generator=generator)
-        return self._episodes(x, shot, generator, stream)
+        return self._episodes(self._points(tasks, shot + query, generator), shot, generator, stream)
 
     def sample_grid(self, tasks: int, shot: int, generator: torch.Generator, stream: int = 1) -> Episodes:
-        """Evaluation tasks: support uniform, queries on an even grid over the domain; streams as in training."""
+        """Evaluation tasks: support uniform, queries on an even grid over the domain; streams as in training.
+
+        Of several inputs the grid is a Sobol sequence, which fills the domain evenly too.
+        """
         self._check_stream(tasks, stream)
         low, high = self.domain
-        support = low + (high - low) * torch.rand(tasks, shot, generator=generator)
-        grid = torch.linspace(low, high, EVALUATION_POINTS).expand(tasks, -1)
-        return self._episodes(torch.cat([support, grid], dim=1), shot, generator, stream)
+        support = self._points(tasks, shot, generator)
+        if self.inputs == 1:
+            grid = torch.linspace(low, high, EVALUATION_POINTS)
+        else:
+            grid = low + (high - low) * torch.quasirandom.SobolEngine(self.inputs).draw(EVALUATION_POINTS)
+        return self._episodes(torch.cat([support, grid.expand(tasks, *grid.shape)], dim=1), shot, generator, stream)
+
+    def _points(self, tasks: int, samples: int, generator: torch.Generator) -> Tensor:
+        """``[T, N]`` or ``[T, N, inputs]``, uniform on the domain."""
+        low, high = self.domain
+        shape = (tasks, samples) if self.inputs == 1 else (tasks, samples, self.inputs)
+        return low + (high - low) * torch.rand(shape, generator=generator)
 
     def sample_groups(self, tasks: int, generator: torch.Generator, group: int = 5) -> list[Episodes]:
         """Evaluation tasks of unequal size: groups of ``group`` tasks (the last may have fewer), each of its own size.
@@ -136,10 +153,13 @@ class FunctionFamily:
 
     def _episodes(self, x: Tensor, shot: int, generator: torch.Generator, stream: int) -> Episodes:
         y = self.values(x, generator, stream)
+        if y.numel() != x.shape[0] * x.shape[1] * self.outputs:
+            name = self.name or type(self).__name__
+            raise UserError(f"{name} gives {list(y.shape)} for x {list(x.shape)}: it has outputs = {self.outputs}")
         if self.noise:
             y = y + self.noise * torch.randn(y.shape, generator=generator)
         sizes = [shot, x.shape[1] - shot]
-        (support_x, query_x), (support_y, query_y) = (v.unsqueeze(-1).split(sizes, dim=1) for v in (x, y))
+        (support_x, query_x), (support_y, query_y) = (v.reshape(*x.shape[:2], -1).split(sizes, dim=1) for v in (x, y))
         return Episodes(support_x, support_y, query_x, query_y, stream=stream)
 
 
@@ -147,31 +167,16 @@ def register_family(name: str) -> Callable[[Family], Family]:
     """Class decorator that makes a family known by name to :func:`metavrf.train` and the command line."""
 
     def register(cls: Family) -> Family:
+        FAMILIES.add(name, cls)
         cls.name = name
-        _FAMILIES[name] = cls
         return cls
 
     return register
 
 
-def families() -> list[str]:
-    """The registered names."""
-    return sorted(_FAMILIES)
-
-
-def is_family(name: str) -> bool:
-    """Whether a family of that name is registered."""
-    return name in _FAMILIES
-
-
 def family(name: str) -> FunctionFamily:
     """The registered family of that name."""
-    if name not in _FAMILIES:
-        raise UserError(
-            f"task {name!r} is unknown: choose from {', '.join(sorted(_FAMILIES))}, "
-            "or give the file that registers it with --plugin"
-        )
-    return _FAMILIES[name]()
+    return FAMILIES[name]()
 
 
 @register_family("sine")
@@ -207,3 +212,5 @@ class SineDrift(Sine):
 
 
 import metavrf.tasks.families  # noqa: E402, F401  registers the other families, which need the names above
+
+FAMILIES.seal()

@@ -6,72 +6,28 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from metavrf.config import DataSettings, EpisodeSettings
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.run import read_tensors
+from metavrf.files import read_tensors
+from metavrf.registry import unknown
+from metavrf.settings import DataSettings, EpisodeSettings
+from metavrf.spec import TaskSpec
 from metavrf.tasks.augment import AUGMENTATIONS
 from metavrf.tasks.bank import Bank
-from metavrf.tasks.datasets import NAMED_SETS, Mixture, data_folders
-from metavrf.tasks.functions import families, family, is_family
+from metavrf.tasks.datasets import DATASETS, Mixture, data_folders
+from metavrf.tasks.functions import FAMILIES, family
 from metavrf.tasks.images import FolderSource, ParquetSource, Preprocessing, cache_folder, mirrored, read_bank, rotated
 from metavrf.tasks.splits import PARTS, Split, divide
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a model must know of its tasks, and a result must say of them; kept with the run as data.json."""
-
-    inputs: tuple[int, ...] = (1,)
-    """Shape of a sample."""
-    targets: int | None = 1
-    """Real outputs of regression, or None for classes."""
-    split: str = ""
-    sha256: str = ""
-    """Of the data and its preprocessing."""
-    pretraining: str = ""
-    """What the features were pre-trained on, if they were."""
-    classes: Mapping[str, list[str]] = field(default_factory=dict)
-    embedder: str = ""
-    """What makes such features of pictures (:func:`metavrf.features.picture_features`), if it is a known network."""
-    pictures: str = ""
-    """The data set whose pictures the features are of, if they are features."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Description:
-        """What :meth:`to_dict` gave."""
-        return cls(**{**values, "inputs": tuple(values["inputs"])})
-
-    def embed_command(self, task: str) -> str:
-        """The command that makes the feature file ``task``."""
-        network, _, resolution = self.embedder.partition("@")
-        by = f" --by {network} --resolution {resolution}" if network else ""
-        return f"metavrf embed {self.pictures or 'DATA'}{by} --out {Path(task).name}"
-
-    def check_same(self, trained: Description, task: str) -> None:
-        """Refuse to test on these what was ``trained`` on others: its test classes would not be new, or not alike."""
-        if dict(self.classes) != dict(trained.classes):
-            raise UserError(f"the classes of {task} are not those the run was split by: use the same data")
-        both_known = self.embedder and trained.embedder
-        if self.inputs != trained.inputs or (both_known and self.embedder != trained.embedder):
-            own, others = ((d.embedder, *d.inputs) for d in (self, trained))
-            raise UserError(f"{task} holds samples of another kind {own} than the run was trained on {others}")
 
 
 class Tasks(ABC):
     """A source of training tasks and of held-out ones."""
 
-    description: Description
+    spec: TaskSpec
 
     @abstractmethod
     def training(self, shape: EpisodeSettings, generator: torch.Generator) -> Episodes:
@@ -121,7 +77,7 @@ class FunctionTasks(Tasks):
 
     def __init__(self, name: str) -> None:
         self.family = family(name)
-        self.description = Description()
+        self.spec = TaskSpec((self.family.inputs,), self.family.outputs)
 
     def training(self, shape: EpisodeSettings, generator: torch.Generator) -> Episodes:
         """Points drawn at random; as many streams as hold a batch, and new sizes each step where a family has such."""
@@ -172,7 +128,7 @@ class ClassTasks(Tasks):
         self,
         bank: Bank,
         split: Split,
-        description: Description,
+        spec: TaskSpec,
         *,
         augment: str = "none",
         rotate: bool = False,
@@ -181,12 +137,12 @@ class ClassTasks(Tasks):
     ) -> None:
         self.bank = bank
         self.mixed = mixed
-        self.banks = {part: bank.select(split[part], f"the {description.split} split") for part in PARTS}
+        self.banks = {part: bank.select(split[part], f"the {spec.split} split") for part in PARTS}
         if rotate:
             self.banks["train"] = rotated(self.banks["train"].compact())
         if mirror:
             self.banks["train"] = mirrored(self.banks["train"].compact())
-        self.description = description
+        self.spec = spec
         self.augment = augment
 
     def training(self, shape: EpisodeSettings, generator: torch.Generator) -> Episodes:
@@ -252,40 +208,54 @@ class ClassTasks(Tasks):
 
 
 def open_tasks(
-    task: str, settings: DataSettings, *, quiet: bool = False, trained_on: Description | None = None
+    task: str, settings: DataSettings, *, quiet: bool = False, trained_on: TaskSpec | None = None
 ) -> Tasks:
     """The tasks of that name: a family of functions, a named data set, a Parquet file, a folder, a feature file.
 
     ``trained_on`` is what a run says of its tasks; other tasks are refused.
     """
-    if is_family(task):
-        return FunctionTasks(task)
-    if task in NAMED_SETS:
+    if task in FAMILIES:
+        functions = FunctionTasks(task)
+        if trained_on is not None:
+            functions.spec.check_same(trained_on, task)
+        return functions
+    if task in DATASETS:
         tasks = _named(task, settings, quiet=quiet)
     elif Path(task).suffix == ".safetensors":
         tasks = _features(_feature_file(task, settings.data, trained_on))
     else:
+        task_kinds(task)  # an unknown name is an error
         tasks = _at(Path(task), settings, quiet=quiet)
     if trained_on is not None:
-        tasks.description.check_same(trained_on, task)
+        tasks.spec.check_same(trained_on, task)
     return tasks
+
+
+def task_kinds(task: str) -> tuple[str, ...]:
+    """What a task is, from the broadest kind to its own name: presets are given by these.
+
+    A registered name goes before a file or folder that is called the same.
+    """
+    if task in FAMILIES:
+        return ("all", "functions", task)
+    if task in DATASETS:
+        return ("all", "classes", DATASETS[task].kind, task)
+    path = Path(task)
+    if path.name == task and not path.suffix and not path.exists():
+        advice = "give a path, or name the file that adds it with --plugin"
+        raise UserError(unknown("task", task, [*FAMILIES, *DATASETS], f"or {advice}"))
+    return ("all", "classes", "features" if path.suffix == ".safetensors" else "photographs")
 
 
 def _at(path: Path, settings: DataSettings, *, quiet: bool) -> ClassTasks:
     """Pictures of one's own at a path."""
-    if path.exists():
-        return _own(path, settings, quiet=quiet)
-    if path.name != str(path) or path.suffix:
+    if not path.exists():
         raise UserError(f"{path} does not exist: give a Parquet file, a folder or a feature file that is there")
-    names = ", ".join([*families(), *NAMED_SETS])
-    raise UserError(
-        f"task {str(path)!r} is unknown: choose from {names}, or give a path, "
-        "or the file that registers it with --plugin"
-    )
+    return _own(path, settings, quiet=quiet)
 
 
 def _named(task: str, settings: DataSettings, *, quiet: bool) -> ClassTasks:
-    named = NAMED_SETS[task]
+    named = DATASETS[task]
     split_name = settings.split or next(iter(named.splits))
     if split_name not in named.splits:
         raise UserError(f"split {split_name!r} is unknown for {task}: choose from {', '.join(named.splits)}")
@@ -293,12 +263,12 @@ def _named(task: str, settings: DataSettings, *, quiet: bool) -> ClassTasks:
         raise UserError(f"--rotate is not for {task}: some of its classes are rotations already")
     bank, key = named.read(settings.data, quiet=quiet)
     split = named.splits[split_name](bank.names, settings.split_seed)
-    description = Description(named.preprocessing.shape, None, split_name, key, "", split)
+    spec = TaskSpec(named.preprocessing.shape, None, split_name, key, "", split)
     rotate = settings.rotate and not named.preprocessing.rotations
     return ClassTasks(
         bank,
         split,
-        description,
+        spec,
         augment=settings.augment,
         rotate=rotate,
         mirror=settings.mirror,
@@ -308,8 +278,8 @@ def _named(task: str, settings: DataSettings, *, quiet: bool) -> ClassTasks:
 
 def preprocessing(task: str, settings: DataSettings) -> Preprocessing:
     """What becomes of the pictures of a named data set, or of a path."""
-    if task in NAMED_SETS:
-        return NAMED_SETS[task].preprocessing
+    if task in DATASETS:
+        return DATASETS[task].preprocessing
     return Preprocessing(settings.image_size, 1 if settings.grey else 3)
 
 
@@ -334,7 +304,7 @@ def _own(path: Path, settings: DataSettings, *, quiet: bool) -> ClassTasks:
     return ClassTasks(
         bank,
         split,
-        Description(how.shape, None, name, key, "", split),
+        TaskSpec(how.shape, None, name, key, "", split),
         augment=settings.augment,
         rotate=settings.rotate,
         mirror=settings.mirror,
@@ -383,7 +353,7 @@ def _random_split(bank: Bank, seed: int, where: str) -> Split:
     return divide(bank.names, (classes - 2 * held, held, held), seed)
 
 
-def _feature_file(task: str, data: str, trained_on: Description | None) -> Path:
+def _feature_file(task: str, data: str, trained_on: TaskSpec | None) -> Path:
     """Where a feature file is: ``data`` itself, or of the task's name in the data folders, or where the task says."""
     if Path(data).suffix == ".safetensors" and Path(data).is_file():
         return Path(data)
@@ -392,7 +362,7 @@ def _feature_file(task: str, data: str, trained_on: Description | None) -> Path:
     found = next((place for place in places if place.is_file()), None)
     if found is not None:
         return found
-    command = (trained_on or Description()).embed_command(task)
+    command = (trained_on or TaskSpec()).embed_command(task)
     raise UserError(f"the feature file {task} is not there: make it with '{command}', or say where it is with --data")
 
 
@@ -401,8 +371,8 @@ def _features(path: Path) -> ClassTasks:
     tensors, metadata = read_tensors(path)
     try:
         bank = Bank(tensors["inputs"], tensors["starts"], tensors["counts"], metadata["names"], tensors.get("groups"))
-        description = Description.from_dict(metadata["description"])
-        split = {part: list(description.classes[part]) for part in PARTS}
+        spec = TaskSpec.from_dict(metadata["description"])
+        split = {part: list(spec.classes[part]) for part in PARTS}
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is not a feature file: make it with 'metavrf embed'") from error
     matched = len(bank.names) == len(bank.starts) == len(bank.counts)
@@ -410,4 +380,4 @@ def _features(path: Path) -> ClassTasks:
         raise UserError(f"{path} is damaged: its classes do not match its features")
     if bank.inputs.ndim != 2 or not torch.isfinite(bank.inputs).all():
         raise UserError(f"{path} is damaged: its features are not a finite matrix")
-    return ClassTasks(bank, split, description, mixed=isinstance(NAMED_SETS.get(description.pictures), Mixture))
+    return ClassTasks(bank, split, spec, mixed=spec.pictures in DATASETS and isinstance(DATASETS[spec.pictures], Mixture))

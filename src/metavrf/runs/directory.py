@@ -1,10 +1,10 @@
 """The run directory: where a training run keeps everything, written so that a crash loses nothing.
 
     config.toml         the settings
-    data.json           of a run on classes: which were trained, validated and tested on, and the data's hash
+    data.json           what a task looks like; of classes which were trained, validated and tested on, and their hash
     model.safetensors   the best model by validation: weights, context state, ε and b
     state.safetensors   all that --resume needs: weights, optimiser, every rank's context state, step
-    metrics.jsonl       one line a validation
+    metrics.jsonl       one line per validation
     result.json         what came out, once the run has ended
     card.json           of a packed model: what it was tested to do
 
@@ -20,53 +20,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from metavrf import hub
 from metavrf.config import Config
 from metavrf.errors import UserError
+from metavrf.files import read_json, read_tensors, write_atomically, write_json, write_tensors
+from metavrf.runs import hub
+from metavrf.spec import TaskSpec
 
-SHIPPED = Path(__file__).parent / "models"
-METADATA_KEY = "metavrf"  # one key: the order of several is random in the file, and equal runs should be equal bytes
-
-
-def write_atomically(path: Path, data: bytes | str) -> None:
-    """Replace ``path`` by ``data`` in one step: after a crash the file holds the old or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.tmp")  # one name: what a killed run left is overwritten, not collected
-    try:
-        with temporary.open("wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; what was there before is unharmed") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as readable JSON, atomically."""
-    write_atomically(path, json.dumps(value, indent=2) + "\n")
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and metadata of a safetensors file that a run wrote."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-            metadata = json.loads((file.metadata() or {})[METADATA_KEY])
-            return tensors, metadata
-    except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist") from error
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is damaged or not a safetensors file ({error})") from error
-    except (KeyError, json.JSONDecodeError) as error:
-        raise UserError(f"{path} was not written by metavrf: its metadata has no {METADATA_KEY!r}") from error
+SHIPPED = Path(__file__).parent.parent / "models"
 
 
 class Run:
@@ -91,7 +53,7 @@ class Run:
         )
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], config: Config, data: Mapping[str, Any] | None = None) -> Run:
+    def create(cls, path: str | os.PathLike[str], config: Config[Any], spec: TaskSpec) -> Run:
         """Start a run directory; refuses one that holds a run already."""
         run = cls(path)
         try:
@@ -108,8 +70,7 @@ class Run:
             raise UserError(
                 f"cannot make the run directory {run.path}: {error.strerror}; choose another --out"
             ) from error
-        if data is not None:
-            write_json(run.data_file, data)
+        write_json(run.data_file, spec.to_dict())
         write_atomically(run.config_file, config.to_toml())
         return run
 
@@ -127,7 +88,14 @@ class Run:
             raise UserError(f"{run.path} is not a run: it has no config.toml; give the --out of a 'metavrf train'")
         return run
 
-    def config(self) -> Config:
+    def discard(self) -> None:
+        """Take back a start that came to nothing: what :meth:`create` wrote, and the folder if that was all."""
+        for file in (self.config_file, self.data_file):
+            file.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.rmdir()
+
+    def config(self) -> Config[Any]:
         """The settings of the run."""
         try:
             text = self.config_file.read_text()
@@ -135,9 +103,13 @@ class Run:
             raise UserError(f"cannot read {self.config_file}: {error}") from error
         return Config.from_toml(text, str(self.config_file))
 
-    def data(self) -> dict[str, Any] | None:
-        """What is known of the classes, or None where tasks are functions."""
-        return _read_json(self.data_file, "it says what the model was trained on; take it from a copy of the run")
+    def spec(self) -> TaskSpec:
+        """What the run's tasks look like; runs on functions of format 1 have no such file."""
+        values = read_json(self.data_file, "it says what the model was trained on; take it from a copy of the run")
+        try:
+            return TaskSpec() if values is None else TaskSpec.from_dict(values)
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{self.data_file} was not written by this version of metavrf ({error})") from error
 
     def save_model(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
         """Write model.safetensors."""
@@ -168,11 +140,11 @@ class Run:
 
     def result(self) -> dict[str, Any] | None:
         """What came out, or None while the run has not ended."""
-        return _read_json(self.result_file, "move it away, and resume the run to write it")
+        return read_json(self.result_file, "move it away, and resume the run to write it")
 
     def card(self) -> dict[str, Any] | None:
         """What a packed model was tested to do, or None if this is a run that was not packed."""
-        return _read_json(self.card_file, "take it from a copy of the model")
+        return read_json(self.card_file, "take it from a copy of the model")
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add a validation record."""
@@ -187,34 +159,3 @@ class Run:
         kept = [json.dumps(record) + "\n" for record in self.metrics() if record["step"] <= step]
         if self.metrics_file.exists():
             write_atomically(self.metrics_file, "".join(kept))
-
-
-def _read_json(path: Path, advice: str) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}): {advice}") from error
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
-    """Write a safetensors file with metadata, atomically."""
-    on_cpu = {name: tensor.detach().to("cpu", copy=False).contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, save(on_cpu, {METADATA_KEY: json.dumps(dict(metadata), sort_keys=True)}))
-
-
-def load_weights(module: torch.nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Load ``tensors`` into ``module``; one sentence if they do not fit."""
-    own = module.state_dict()
-    if missing := sorted(own.keys() ^ tensors.keys()):
-        raise UserError(f"{where} does not belong to this configuration: {missing[0]!r} stands on one side only")
-    for name, tensor in tensors.items():
-        if tensor.shape != own[name].shape:
-            raise UserError(
-                f"{where} does not belong to this configuration: {name!r} is {tuple(tensor.shape)}, "
-                f"not {tuple(own[name].shape)}"
-            )
-        if not torch.isfinite(tensor).all():
-            raise UserError(f"{where} is damaged: {name!r} holds NaN or infinity")
-    module.load_state_dict(dict(tensors))

@@ -1,13 +1,10 @@
-"""Evaluation on fixed test tasks, and paired comparison of several runs on the same ones."""
+"""Figures of a learner on tasks: what validation, tests and the estimators have in common."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-import statistics
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +17,7 @@ from metavrf.errors import UserError
 from metavrf.learners.base import Learner
 from metavrf.learners.head import BAND_NODES
 from metavrf.prediction import Prediction
+from metavrf.protocol import INDUCTIVE, Protocol
 
 SAMPLES_AT_ONCE = 10_000  # features solved at a time; results depend on it only by rounding
 IMAGES_AT_ONCE = 500
@@ -28,51 +26,6 @@ MOST_LEFT_OUT = 200  # samples that are left out one by one: more would hardly c
 LEFT_OUT_AT_ONCE = 2_000  # features of left-out tasks solved at a time; fewer, for tasks may have many bases
 WIDEST_BAND = 0.9999  # share of a mixture: all of it would have no ends
 SURE = 0.95  # share of answers that must be right where a model is called sure
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Measured on ``tasks`` tasks; ``mean`` ± ``ci95`` is the metric over tasks with its 95 % interval.
-
-    Regression has ``coverage90``; classification has ``way``, ``query``, ``ece``, ``temperature`` and ``split``, and
-    its metric is the accuracy in percent. ``shot`` is None where tasks have several sizes. Streams have
-    ``by_position``, the metric of each place in a stream.
-    """
-
-    metric: str
-    mean: float
-    ci95: float
-    tasks: int
-    shot: int | None
-    nll: float
-    protocol: str
-    seconds: float
-    seed: int
-    data_sha256: str
-    per_task: Tensor = field(repr=False)
-    nll_per_task: Tensor = field(repr=False)
-    coverage90: float | None = None
-    way: int | None = None
-    query: int | None = None
-    ece: float | None = None
-    temperature: float | None = None
-    statistics: str | None = None
-    own_share: float | None = None
-    views: str | None = None
-    split: str | None = None
-    within_alphabet: bool | None = None
-    pretraining: str | None = None
-    part: str | None = None
-    on: str | None = None
-    stream: int | None = None
-    by_position: list[float] | None = None
-    adaptivity: dict[str, Any] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The summary without the figures of single tasks."""
-        values = {name: value for name, value in asdict(self).items() if value is not None}
-        del values["per_task"], values["nll_per_task"]
-        return values
 
 
 Tasks = Episodes | Sequence[Episodes]
@@ -84,8 +37,8 @@ def grouped(episodes: Tasks) -> Sequence[Episodes]:
     return [episodes] if isinstance(episodes, Episodes) else episodes
 
 
-def embed_once(learner: Learner, episodes: Episodes) -> Episodes:
-    """The same tasks on a bank of features: each image they use is embedded once, not once a task."""
+def embed_once(learner: Learner, episodes: Episodes, views: str = "one") -> Episodes:
+    """The same tasks on a bank of features: each image they use is embedded once, not once per task."""
     assert episodes.bank is not None
     support, query = episodes.support_x, episodes.query_x
     rows, numbers = torch.unique(torch.cat([support, query], dim=1), return_inverse=True)
@@ -93,7 +46,7 @@ def embed_once(learner: Learner, episodes: Episodes) -> Episodes:
     training = learner.training
     learner.eval()
     try:
-        features = torch.cat([learner.embedding(chunk.unsqueeze(0)).squeeze(0) for chunk in images])
+        features = torch.cat([learner.embedding(chunk.unsqueeze(0), None, views).squeeze(0) for chunk in images])
     finally:
         learner.train(training)
     if not torch.isfinite(features).all():
@@ -103,22 +56,32 @@ def embed_once(learner: Learner, episodes: Episodes) -> Episodes:
 
 
 def predictions(
-    learner: Learner, episodes: Episodes, batch: int | None = None, *, embedded: bool = False
+    learner: Learner,
+    episodes: Episodes,
+    batch: int | None = None,
+    *,
+    embedded: bool = False,
+    protocol: Protocol = INDUCTIVE,
 ) -> Iterator[tuple[Episodes, Prediction]]:
     """All tasks with their predictions, ``batch`` solved at a time; ``embedded``: inputs are features already."""
-    episodes, ready, batch = prepared(learner, episodes, batch, embedded=embedded)
+    episodes, ready, batch = prepared(learner, episodes, batch, embedded=embedded, protocol=protocol)
     for chunk in episodes.batches(batch):
-        yield chunk, learner.predict(chunk, embedded=ready)
+        yield chunk, learner.predict(chunk, embedded=ready, protocol=protocol)
 
 
 def prepared(
-    learner: Learner, episodes: Episodes, batch: int | None, *, embedded: bool = False
+    learner: Learner,
+    episodes: Episodes,
+    batch: int | None,
+    *,
+    embedded: bool = False,
+    protocol: Protocol = INDUCTIVE,
 ) -> tuple[Episodes, bool, int]:
     """The tasks on a bank of features where that can be, whether it can, and how many to solve at a time."""
-    once = not embedded and episodes.bank is not None and learner.statistics == "running" and learner.embeds_alone
+    once = not embedded and episodes.bank is not None and learner.embeds_once(protocol)
     if once:
         with torch.no_grad():
-            episodes = embed_once(learner, episodes)
+            episodes = embed_once(learner, episodes, protocol.views)
     if batch is None:
         samples = episodes.support_x.shape[1] + episodes.query_x.shape[1]
         images = episodes.bank is not None and not (once or embedded)
@@ -127,10 +90,16 @@ def prepared(
 
 
 def log_probabilities(
-    learner: Learner, episodes: Episodes, batch: int | None = None, *, embedded: bool = False
+    learner: Learner,
+    episodes: Episodes,
+    batch: int | None = None,
+    *,
+    embedded: bool = False,
+    protocol: Protocol = INDUCTIVE,
 ) -> Tensor:
     """Log probabilities ``[T, Q, C]`` of all tasks of classes."""
-    return torch.cat([found.mean for _, found in predictions(learner, episodes, batch, embedded=embedded)])
+    found = predictions(learner, episodes, batch, embedded=embedded, protocol=protocol)
+    return torch.cat([prediction.mean for _, prediction in found])
 
 
 def measure(learner: Learner, episodes: Tasks, batch: int | None = None) -> dict[str, Tensor]:
@@ -213,121 +182,6 @@ def calibration_error(log_probabilities: Tensor, target: Tensor) -> float:
     gap = (guess == target.flatten()).double() - confidence
     # In double: single precision loses the third digit of a sum of a million confidences.
     return float(gap.new_zeros(CALIBRATION_BINS).index_add_(0, number, gap).abs().sum() / len(gap))
-
-
-def interval95(values: Tensor) -> float:
-    """Half-width of the Student-t 95 % interval of the mean."""
-    from scipy.stats import t
-
-    count = len(values)
-    return float(t.ppf(0.975, count - 1) * values.double().std() / math.sqrt(count))
-
-
-def evaluate_learner(
-    learner: Learner, episodes: Tasks, seed: int, batch: int | None = None, **labels: Any
-) -> Evaluation:
-    """Evaluate ``learner`` on given test episodes; ``labels`` are fields of the result that say where they are from."""
-    groups = grouped(episodes)
-    tasks, first = sum(group.tasks for group in groups), groups[0]
-    if batch is not None and batch < 1:
-        raise UserError(f"{batch=} must be at least 1")
-    if tasks < 2:
-        raise UserError(f"{tasks=} is too few for an interval: give at least 2")
-    start = time.perf_counter()
-    if first.way is None:
-        per_task = measure(learner, groups, batch)
-        labels["coverage90"] = per_task["coverage90"].double().mean().item()
-    else:
-        found = log_probabilities(learner, first, batch)
-        per_task = figures(first, Prediction(found, found.unsqueeze(0)))
-        assert first.query_y is not None
-        labels |= {
-            "way": first.way,
-            "query": first.query_x.shape[1] // first.way,
-            "ece": calibration_error(found, first.query_y),
-            "temperature": float(learner.temperature),
-            "statistics": learner.statistics,
-            "own_share": learner.own_share if learner.own_share < 1 else None,
-            "views": learner.views if learner.views != "one" else None,
-        }
-    metric = next(iter(per_task))
-    if first.stream > 1:
-        by_position = per_task[metric].double().unflatten(0, (-1, first.stream))
-        labels |= {"stream": first.stream, "by_position": by_position.mean(0).tolist()}
-    return Evaluation(
-        metric=metric,
-        mean=per_task[metric].double().mean().item(),
-        ci95=interval95(per_task[metric]),
-        tasks=tasks,
-        shot=int(first.shot) if len(groups) == 1 else None,
-        nll=per_task["nll"].double().mean().item(),
-        protocol=learner.protocol + (f", stream of {first.stream}" if first.stream > 1 else ""),
-        seconds=round(time.perf_counter() - start, 3),
-        seed=seed,
-        data_sha256=fingerprint(groups),
-        per_task=per_task[metric],
-        nll_per_task=per_task["nll"],
-        **labels,
-    )
-
-
-def fingerprint(episodes: Tasks) -> str:
-    """SHA-256 of the tasks: equal figures are comparable only on equal tasks."""
-    digest = hashlib.sha256()
-    for group in grouped(episodes):
-        for values in (group.support_x, group.support_y, group.query_x, group.query_y, group.bank):
-            if values is not None:
-                digest.update(repr(tuple(values.shape)).encode())
-                digest.update(values.contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Paired difference of two evaluations on the same tasks: other minus first.
-
-    ``p_value`` is of Student's paired t-test: how likely a difference as large is if there is none. None where the two
-    are equal on every task.
-    """
-
-    mean: float
-    ci95: float
-    p_value: float | None = None
-
-
-def paired_differences(evaluations: Sequence[Evaluation]) -> list[Difference]:
-    """The difference of each evaluation to the first, task by task."""
-    first = evaluations[0]
-    if len({e.data_sha256 for e in evaluations}) > 1:
-        raise UserError("these evaluations are not on the same tasks, so they cannot be compared in pairs")
-    return [difference(e.per_task.double() - first.per_task.double()) for e in evaluations]
-
-
-def nll_differences(evaluations: Sequence[Evaluation], best: Evaluation | None) -> list[Difference | None]:
-    """How far the nll of each is above the best, task by task, in nats."""
-    if best is None:
-        return [None] * len(evaluations)
-    return [difference(e.nll_per_task.double() - best.nll_per_task.double()) for e in evaluations]
-
-
-def difference(gap: Tensor) -> Difference:
-    """The mean of paired differences, its interval, and how likely one as large is if there is none."""
-    from scipy.stats import ttest_1samp
-
-    p_value = float(ttest_1samp(gap.numpy(), 0.0).pvalue) if bool((gap != gap[0]).any()) else None
-    return Difference(gap.mean().item(), interval95(gap), p_value)
-
-
-def milliseconds_to_adapt(learner: Learner, episodes: Episodes) -> float:
-    """Median time to solve one task alone, from its inputs to its answers: the embedding is part of it."""
-    tasks = [task.looked_up() for task in replace(episodes, stream=1).batches(1)]
-    learner.predict(tasks[0])  # the first call sets things up
-    seconds = []
-    for task in tasks:
-        start = time.perf_counter()
-        learner.predict(task)
-        seconds.append(time.perf_counter() - start)
-    return 1000 * statistics.median(seconds)
 
 
 @dataclass(frozen=True)

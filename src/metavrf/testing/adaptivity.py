@@ -11,13 +11,17 @@ import torch
 
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.evaluation import Tasks, difference, figures, grouped, joined, prepared
 from metavrf.learners.base import Learner
+from metavrf.learners.measuring import Tasks, figures, grouped, joined, prepared
 from metavrf.prediction import Prediction
+from metavrf.protocol import INDUCTIVE, Protocol
+from metavrf.testing.evaluation import difference
 
 
 @torch.no_grad()
-def adaptivity(learner: Learner, episodes: Tasks, batch: int | None = None) -> dict[str, Any]:
+def adaptivity(
+    learner: Learner, episodes: Tasks, batch: int | None = None, protocol: Protocol = INDUCTIVE
+) -> dict[str, Any]:
     """Figures of the tasks answered with their ``own``, the ``mean`` and an ``other`` task's inference.
 
     Of mean and other also the paired differences to own, ``difference`` of the metric and ``nll_difference``. Where
@@ -25,7 +29,7 @@ def adaptivity(learner: Learner, episodes: Tasks, batch: int | None = None) -> d
     """
     if any(group.stream > 1 for group in grouped(episodes)):
         raise UserError("the adaptivity test is for tasks that stand alone: leave out --stream")
-    features = [_on_features(learner, group, batch) for group in grouped(episodes)]
+    features = [_on_features(learner, group, batch, protocol) for group in grouped(episodes)]
     parts = [(chunk, learner.inferred(chunk)) for group in features for chunk in group]
     if parts[0][1] is None:
         return {"inferred": None}
@@ -61,8 +65,8 @@ def calibrated(learner: Learner, episodes: Episodes, found: Prediction) -> Predi
     return Prediction(mean, found.samples)
 
 
-def _on_features(learner: Learner, episodes: Episodes, batch: int | None) -> list[Episodes]:
+def _on_features(learner: Learner, episodes: Episodes, batch: int | None, protocol: Protocol) -> list[Episodes]:
     """The tasks in batches whose inputs are features."""
-    episodes, ready, batch = prepared(learner, episodes, batch)
+    episodes, ready, batch = prepared(learner, episodes, batch, protocol=protocol)
     with learner.at_test_time():
-        return [chunk.looked_up() if ready else learner.embedded(chunk) for chunk in episodes.batches(batch)]
+        return [chunk.looked_up() if ready else learner.embedded(chunk, protocol) for chunk in episodes.batches(batch)]

@@ -1,0 +1,1 @@
+"""What is passed on: a packed model with its card, ONNX."""

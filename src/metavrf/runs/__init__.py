@@ -1,0 +1,1 @@
+"""A training run: its directory, its checkpoint, the loop."""

@@ -1,0 +1,65 @@
+"""What a task looks like: all that a model must know of its tasks, and a result must say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from metavrf.errors import UserError
+
+_OF_EPISODES = ("way", "stream")  # kept with the settings, not with the data
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """What a model must know of its tasks, and a result must say of them; kept with the run as data.json."""
+
+    inputs: tuple[int, ...] = (1,)
+    """Shape of a sample."""
+    targets: int | None = 1
+    """Real outputs of regression, or None for classes."""
+    split: str = ""
+    sha256: str = ""
+    """Of the data and its preprocessing."""
+    pretraining: str = ""
+    """What the features were pre-trained on, if they were."""
+    classes: Mapping[str, list[str]] = field(default_factory=dict)
+    embedder: str = ""
+    """What makes such features of pictures (:func:`metavrf.networks.picture_features`), if it is a known network."""
+    pictures: str = ""
+    """The data set whose pictures the features are of, if they are features."""
+    way: int = 5
+    """Classes per task, for learners that fix them."""
+    stream: int = 1
+    """Tasks per stream of the training tasks."""
+
+    @property
+    def regression(self) -> bool:
+        """Whether targets are real numbers."""
+        return self.targets is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {name: value for name, value in asdict(self).items() if name not in _OF_EPISODES}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TaskSpec:
+        """What :meth:`to_dict` gave."""
+        return cls(**{**values, "inputs": tuple(values["inputs"])})
+
+    def embed_command(self, task: str) -> str:
+        """The command that makes the feature file ``task``."""
+        network, _, resolution = self.embedder.partition("@")
+        by = f" --by {network} --resolution {resolution}" if network else ""
+        return f"metavrf embed {self.pictures or 'DATA'}{by} --out {Path(task).name}"
+
+    def check_same(self, trained: TaskSpec, task: str) -> None:
+        """Refuse to test on these what was ``trained`` on others: its test classes would not be new, or not alike."""
+        if dict(self.classes) != dict(trained.classes):
+            raise UserError(f"the classes of {task} are not those the run was split by: use the same data")
+        both_known = self.embedder and trained.embedder
+        if self.inputs != trained.inputs or (both_known and self.embedder != trained.embedder):
+            own, others = ((d.embedder, *d.inputs) for d in (self, trained))
+            raise UserError(f"{task} holds samples of another kind {own} than the run was trained on {others}")

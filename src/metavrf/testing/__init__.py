@@ -1,0 +1,1 @@
+"""Tests of trained models: settings, evaluation, comparison."""
