@@ -26,6 +26,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("METAVRF_DATA", str(folder))
         patch.setenv("METAVRF_CACHE", str(folder))
+        patch.chdir(folder)  # workers start anywhere
         options = ["--rounds", "1", "--threads", "1", "--chart", str(folder / "bench.png")]
         main(["--quick", *options, "--save", str(folder / "bench.json")])
     return folder / "bench.json"
