@@ -24,7 +24,7 @@ docs: $(READY)
 
 bench: $(READY)
 	mkdir -p $(OUT)
-	$(BIN)/metavrf bench --save $(OUT)/bench.json --chart $(OUT)/bench.png
+	$(BIN)/python benchmarks/bench.py --save $(OUT)/bench.json --chart $(OUT)/bench.png
 	$(BIN)/python benchmarks/adapt.py --save $(OUT)/adapt.json
 	$(BIN)/python benchmarks/page.py --save $(OUT)/page.json
 

@@ -1,6 +1,6 @@
 """What every peer is given: the same network, the same random pictures, the same tasks.
 
-Imported in a peer's own environment: it needs torch and the standard library, and of metavrf only the work's sizes.
+Imported in a peer's own environment: it needs torch and the standard library, and of ours only the work's sizes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from metavrf.bench.turns import Makers, serve
-from metavrf.bench.work import Work
+from speed.turns import Makers, serve
+from speed.work import Work
 
 Task = tuple[Tensor, Tensor, Tensor, Tensor]
 """Support images and class numbers, query images and class numbers."""

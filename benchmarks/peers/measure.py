@@ -19,14 +19,16 @@ from typing import Any
 
 import tyro
 
-from metavrf.bench.command import show, watch
-from metavrf.bench.measure import DEFAULT, OURS, Bench, machine, variables
-from metavrf.bench.results import Aim, Results, Row, Section
-from metavrf.bench.turns import Turn, Worker, take_turns
-from metavrf.bench.work import Work
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench import show, watch
 from metavrf.errors import UserError
 from metavrf.memory import allocator_variables
 from metavrf.reports import check_picture, report
+from speed.measure import DEFAULT, OURS, Bench, machine, variables
+from speed.results import Aim, Results, Row, Section
+from speed.turns import Turn, Worker, take_turns
+from speed.work import Work
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -64,7 +66,7 @@ class Peer:
         """A process of it; our package lends it the sizes of the work and the manner of taking turns, no more."""
         command = [str(self.python(folder)), str(HERE / f"peer_{self.name}.py"), work.to_json()]
         settings = allocator_variables() if allocator == OURS else {}
-        source = {"PYTHONPATH": str(ROOT / "src")}
+        source = {"PYTHONPATH": os.pathsep.join([str(HERE.parent), str(ROOT / "src")])}
         return Worker(self.name, command, variables(allocator, threads) | settings | source)
 
 
@@ -222,7 +224,7 @@ def main() -> None:
         results = measure(options, [known[name] for name in options.peers])
         show(results, markdown=options.markdown)
         if options.chart:
-            from metavrf.plots import plot_times
+            from speed.charts import plot_times
 
             plot_times(results.sections, options.chart, "median and quartiles of each")
         report(results.to_dict(), None, options.save, 0)

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Union
 import tyro
 from tyro.conf import subcommand
 
-from metavrf.bench.command import Benchmark
 from metavrf.commands.listings import Data, Learners
 from metavrf.commands.pictures import Export, Fit, Predict
 from metavrf.commands.products import Embed, Pack
@@ -44,7 +43,6 @@ def parse(arguments: Sequence[str]) -> Any:
         Annotated[Demo, subcommand("demo")],
         Annotated[Study, subcommand("study")],
         Annotated[Kernels, subcommand("kernels")],
-        Annotated[Benchmark, subcommand("bench")],
     )
     if arguments[:1] == ["train"] and len(arguments) > 1 and not arguments[1].startswith("-"):
         arguments = ["train", "--task", *arguments[1:]]  # the task may stand first, without the option's name

@@ -1,4 +1,4 @@
-"""Pictures: the paper's regression figure, a task of classes, comparisons and measured times."""
+"""Pictures: the paper's regression figure, a task of classes, comparisons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from metavrf.episodes import Episodes
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from metavrf.api import Row
-    from metavrf.bench.results import Section
     from metavrf.learners.base import Learner, Prediction
     from metavrf.learners.metavrf import MetaVRF
 
@@ -51,7 +49,7 @@ def check_picture_name(path: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
-def _picture(
+def picture_at(
     path: str | os.PathLike[str], title: str, rows: int = 1, columns: int = 1, **options: Any
 ) -> Iterator[tuple[Figure, Any]]:
     """A figure and its ``[rows, columns]`` axes to draw on, written to ``path`` once all is drawn."""
@@ -82,7 +80,7 @@ def plot_fits(
     """Draw each task of ``episodes``: the truth, the support points, each learner's fit with its 90 % band."""
     tasks = episodes.tasks
     title = "\n".join(filter(None, (title, "shaded: 90 % predictive band")))
-    with _picture(path, title, 1, tasks, figsize=(3.4 * tasks + 0.4, 3.5), sharex=True) as (figure, axes):
+    with picture_at(path, title, 1, tasks, figsize=(3.4 * tasks + 0.4, 3.5), sharex=True) as (figure, axes):
         predictions = {name: learner.predict(episodes) for name, learner in learners.items()}
         for task, axis in enumerate(axes[0]):
             _draw_task(axis, predictions, episodes, task)
@@ -104,7 +102,7 @@ def plot_classes(learner: Learner, episodes: Episodes, path: str | os.PathLike[s
     probabilities = learner.predict(episodes).mean[0].exp()  # [Q, C]
     ways = min(episodes.way or 1, MOST_WAYS_DRAWN)
     size = (1.1 * ways + 0.4, 1.25 * (1 + QUERIES_DRAWN) + 0.5)
-    with _picture(path, title, 1 + QUERIES_DRAWN, ways, figsize=size) as (_, axes):
+    with picture_at(path, title, 1 + QUERIES_DRAWN, ways, figsize=size) as (_, axes):
         for axis in axes.flat:
             axis.set(xticks=[], yticks=[])
             axis.spines[:].set_visible(False)
@@ -128,7 +126,7 @@ def plot_classes(learner: Learner, episodes: Episodes, path: str | os.PathLike[s
 
 def plot_comparison(rows: Sequence[Row], path: str | os.PathLike[str], title: str = "") -> Path:
     """Draw a comparison: each run's figure with its 95 % interval, and a diamond where the paper has one for it."""
-    with _picture(path, title, figsize=(7, 0.36 * len(rows) + 1.6)) as (figure, axes):
+    with picture_at(path, title, figsize=(7, 0.36 * len(rows) + 1.6)) as (figure, axes):
         axis = axes[0][0]
         places = range(len(rows))
         means, intervals = ([getattr(row.evaluation, name) for row in rows] for name in ("mean", "ci95"))
@@ -151,46 +149,6 @@ def plot_comparison(rows: Sequence[Row], path: str | os.PathLike[str], title: st
     return Path(path)
 
 
-def plot_times(sections: Sequence[Section], path: str | os.PathLike[str], title: str = "") -> Path:
-    """Draw what was measured: a bar a row, its median with quartiles; the row that others are set beside is darker."""
-    sizes = [len(section.rows) + 2 for section in sections]
-    with _picture(path, title, len(sections), figsize=(8, 0.24 * sum(sizes) + 0.8), height_ratios=sizes) as (_, axes):
-        for axis, section in zip(axes[:, 0], sections, strict=True):
-            low, median, high = np.transpose([row.quartiles for row in section.rows])
-            spread = [median - low, high - median]
-            colours = [STYLES[0 if row.name == section.reference else 4][0] for row in section.rows]
-            places = range(len(section.rows))
-            axis.barh(places, median, xerr=spread, color=colours, height=0.7, error_kw={"elinewidth": 1, "capsize": 2})
-            axis.set_yticks(places, [row.name for row in section.rows], fontsize=8)
-            axis.invert_yaxis()
-            axis.set_title(section.title.partition(":")[0], fontsize=8, loc="left")
-            axis.set_xlabel(section.unit, fontsize=8, loc="right", labelpad=0)
-            axis.tick_params(axis="x", labelsize=8)
-            axis.grid(axis="x", alpha=0.25)
-    return Path(path)
-
-
-def plot_curves(
-    curves: Mapping[str, Sequence[Mapping[str, float]]],
-    path: str | os.PathLike[str],
-    title: str = "",
-    quoted: Mapping[str, tuple[float, float]] | None = None,
-) -> Path:
-    """Draw accuracy against seconds of training, a line a learner; ``quoted`` points by name are not measured here."""
-    with _picture(path, title, figsize=(7, 4)) as (figure, axes):
-        axis = axes[0][0]
-        for (name, points), (colour, dash) in zip(curves.items(), cycle(STYLES), strict=False):
-            x, y = ([point[key] for point in points] for key in ("seconds", "accuracy"))
-            axis.plot(x, y, color=colour, linestyle=dash, marker=".", label=name)
-        for name, point in (quoted or {}).items():
-            axis.plot(*point, "D", color="0.4", fillstyle="none", label=name)
-        axis.set_xlabel("seconds of training")
-        axis.set_ylabel("accuracy (%)")
-        axis.grid(alpha=0.25)
-        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return Path(path)
-
-
 def plot_kernels(
     learner: MetaVRF, episodes: Episodes, path: str | os.PathLike[str], title: str, *, domain: tuple[float, float]
 ) -> Path:
@@ -200,7 +158,7 @@ def plot_kernels(
     """
     counts = [count for count in POINTS_SHOWN if count <= episodes.support_x.shape[1]]
     grid = torch.linspace(*domain, 200)
-    with _picture(
+    with picture_at(
         path, title, episodes.tasks, len(counts) + 1, figsize=(2.3 * (len(counts) + 1), 1.9 * episodes.tasks)
     ) as (figure, axes):
         for column, count in enumerate(counts):
@@ -229,7 +187,7 @@ def plot_kernels(
 
 def plot_positions(lines: Mapping[str, Sequence[float]], path: str | os.PathLike[str], title: str) -> Path:
     """Draw the error against the position in a stream, one line for each context."""
-    with _picture(path, title, figsize=(6.5, 4)) as (_, axes):
+    with picture_at(path, title, figsize=(6.5, 4)) as (_, axes):
         axis = axes[0, 0]
         for (name, errors), (colour, dash) in zip(lines.items(), cycle(STYLES), strict=False):
             axis.plot(range(1, len(errors) + 1), errors, color=colour, linestyle=dash, marker="o", ms=3, label=name)

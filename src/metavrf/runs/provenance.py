@@ -34,14 +34,14 @@ def _program() -> str:
 
 
 def _commit() -> str | None:
-    """The commit this package is run from, if it is run from a checkout; '+' marks uncommitted changes."""
+    """The commit this package is run from, if from a checkout; '+' marks uncommitted changes, benchmarks' too."""
 
     def git(*arguments: str) -> str:
         here = Path(__file__).parent
         return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        dirty = git("status", "--porcelain", "--untracked-files=no", "--", ".")
+        dirty = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(top)benchmarks")
         return git("rev-parse", "--short=12", "HEAD") + ("+" if dirty else "")
     except (OSError, subprocess.CalledProcessError):
         return None

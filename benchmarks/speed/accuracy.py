@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from metavrf.bench.step import make_trainer
-from metavrf.bench.turns import timed
 from metavrf.config import Config
 from metavrf.evaluation import measure
 from metavrf.presets import preset
 from metavrf.randomness import stream
 from metavrf.tasks.source import Tasks, open_tasks
+from speed.step import make_trainer
+from speed.turns import timed
 
 VALIDATION_TASKS = 300
 TRIAL_SHARE = 0.02  # of the time, to find out how long a step takes

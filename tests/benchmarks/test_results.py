@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from glyphs import refused
-from metavrf.bench.measure import DEFAULT, EMBEDDING, OURS, STEP, aims, variables
-from metavrf.bench.results import Aim, Results, Row, Section, lead_aims, quartiles
-from metavrf.bench.work import Work
 from metavrf.memory import allocator_variables
+from speed.measure import DEFAULT, EMBEDDING, OURS, STEP, aims, variables
+from speed.results import Aim, Results, Row, Section, lead_aims, quartiles
+from speed.work import Work
 
 SLOW = [2.0, 4.0, 20.0]  # the machine was busy in the last round
 FAST = [1.0, 2.0, 10.0]
@@ -69,7 +69,7 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"sections": [{}], "aims": []}'])
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "other.json").write_text(text)
-    with refused("other.json", "is not what 'metavrf bench --save' writes"):
+    with refused("other.json", "is not what 'benchmarks/bench.py --save' writes"):
         Results.read(tmp_path / "other.json")
     with refused("missing.json", "No such file"):
         Results.read(tmp_path / "missing.json")

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import metavrf
-from metavrf.bench.gradients import Gradients, pooling_derived
-from metavrf.bench.pieces import Pieces
-from metavrf.bench.work import GRADIENTS, Work
 from metavrf.nn.embeddings import ConvNet
+from speed.gradients import Gradients, pooling_derived
+from speed.pieces import Pieces
+from speed.work import GRADIENTS, Work
 
 WORK = Work.quick()
 FUNCTION = re.compile(r"class (\w+)\((?:torch\.autograd\.)?Function\)")

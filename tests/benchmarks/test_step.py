@@ -8,8 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from metavrf.bench.pieces import Pieces, lever_sets
-from metavrf.bench.step import (
+from metavrf.kernels.spectral import Exact, RandomFeatures
+from metavrf.learners.base import Learner
+from metavrf.learners.metavrf import MetaVRF
+from metavrf.nn.embeddings import ConvNet
+from metavrf.randomness import stream
+from speed.pieces import Pieces, lever_sets
+from speed.step import (
     EXACT,
     CommonStep,
     Levers,
@@ -20,12 +25,7 @@ from metavrf.bench.step import (
     sine_config,
     sine_trainer,
 )
-from metavrf.bench.work import CONTEXTS, SINE_PARTS, Work
-from metavrf.kernels.spectral import Exact, RandomFeatures
-from metavrf.learners.base import Learner
-from metavrf.learners.metavrf import MetaVRF
-from metavrf.nn.embeddings import ConvNet
-from metavrf.randomness import stream
+from speed.work import CONTEXTS, SINE_PARTS, Work
 
 WORK = Work.quick()
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from bench import main
 from glyphs import write_glyph_table
-from metavrf.bench import accuracy
-from metavrf.bench.measure import SECTIONS
-from metavrf.bench.results import Results
-from metavrf.bench.work import CONTEXTS, GRADIENTS, Work
-from metavrf.cli import main
 from metavrf.config import Config
-from metavrf.plots import plot_curves
 from metavrf.presets import preset
+from speed import accuracy
+from speed.charts import plot_curves
+from speed.measure import SECTIONS
+from speed.results import Results
+from speed.work import CONTEXTS, GRADIENTS, Work
 
 PNG = b"\x89PNG\r\n\x1a\n"
 DOCS = Path(__file__).parents[2]
@@ -26,8 +26,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("METAVRF_DATA", str(folder))
         patch.setenv("METAVRF_CACHE", str(folder))
+        patch.chdir(folder)  # workers start anywhere
         options = ["--rounds", "1", "--threads", "1", "--chart", str(folder / "bench.png")]
-        main(["bench", "--quick", *options, "--save", str(folder / "bench.json")])
+        main(["--quick", *options, "--save", str(folder / "bench.json")])
     return folder / "bench.json"
 
 
@@ -74,14 +75,14 @@ def test_what_the_gradient_of_pooling_saves_is_a_row_of_the_memory(saved: Path) 
 def test_what_was_saved_is_shown_again_without_measuring(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["bench", "--show", str(saved), "--markdown", "--chart", str(tmp_path / "again.png")])
+    main(["--show", str(saved), "--markdown", "--chart", str(tmp_path / "again.png")])
     printed = capsys.readouterr()
     assert printed.err == ""
     for section in Results.read(saved).sections:
         assert section.title in printed.out
     assert "| all but bases never formed |" in printed.out
     assert (tmp_path / "again.png").read_bytes().startswith(PNG)
-    main(["bench", "--show", str(saved), "--json"])
+    main(["--show", str(saved), "--json"])
     assert json.loads(capsys.readouterr().out)["sections"][0]["key"] == "step"
 
 
@@ -90,7 +91,7 @@ def test_what_was_saved_is_shown_again_without_measuring(
 )
 def test_what_cannot_be_measured_is_refused_at_once(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["bench", *options])
+        main(options)
     assert stop.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -129,5 +130,5 @@ def test_the_page_shows_the_tables_of_the_kept_results_verbatim(name: str, capsy
     kept = DOCS / "results" / name
     if not kept.exists():
         pytest.skip(f"results/{name} is not kept yet")
-    main(["bench", "--show", str(kept), "--markdown"])
+    main(["--show", str(kept), "--markdown"])
     assert capsys.readouterr().out.strip() in (DOCS / "docs" / "performance.md").read_text()

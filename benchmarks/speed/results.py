@@ -175,7 +175,7 @@ class Results:
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is not what 'metavrf bench --save' writes") from error
+            raise UserError(f"{path} is not what 'benchmarks/bench.py --save' writes") from error
 
     def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
         """Every table: the sections', then the aims."""

@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metavrf.bench.turns import Call
-from metavrf.bench.work import Work
 from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.kernels.random_features import Draws, fourier_features
@@ -35,6 +33,8 @@ from metavrf.tasks.bank import Bank
 from metavrf.tasks.source import ClassTasks, Description, Tasks, open_tasks
 from metavrf.tasks.splits import PARTS
 from metavrf.training import Trainer, make_fabric
+from speed.turns import Call
+from speed.work import Work
 
 
 def ink(count: int, side: int, generator: torch.Generator) -> Tensor:

@@ -15,9 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metavrf.bench.step import OneKernel, random_bank, random_tasks, sine_config, sine_trainer, step_config
-from metavrf.bench.turns import Call
-from metavrf.bench.work import ON_OMNIGLOT, ON_SINE, Work
 from metavrf.episodes import Episodes
 from metavrf.kernels import ridge
 from metavrf.kernels.random_features import _SineCosine
@@ -28,6 +25,9 @@ from metavrf.learners.head import MixtureHead, weighed
 from metavrf.learners.metavrf import MetaVRF
 from metavrf.nn.pooling import max_pool
 from metavrf.randomness import stream
+from speed.step import OneKernel, random_bank, random_tasks, sine_config, sine_trainer, step_config
+from speed.turns import Call
+from speed.work import ON_OMNIGLOT, ON_SINE, Work
 
 Forward = Callable[[], Sequence[Tensor]]
 
@@ -54,7 +54,7 @@ class Gradients:
 
     @cached_property
     def all(self) -> dict[str, Gradient]:
-        """Each by its name, as in :data:`metavrf.bench.work.GRADIENTS`."""
+        """Each by its name, as in :data:`speed.work.GRADIENTS`."""
         on_sine, on_omniglot = self.sine_features(), self.omniglot_features()
         found = {
             f"ridge, {ON_SINE}": self.sine_ridge(),

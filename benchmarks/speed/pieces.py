@@ -10,8 +10,23 @@ from typing import Any
 
 import torch
 
-from metavrf.bench.gradients import Gradients, pooling_derived
-from metavrf.bench.step import (
+from metavrf.config import TEST_SEED, DataSettings
+from metavrf.episodes import Episodes
+from metavrf.kernels.spectral import RandomFeatures
+from metavrf.learners import build
+from metavrf.learners.base import Learner
+from metavrf.learners.kernel import one_kernel
+from metavrf.memory import keep_freed_memory
+from metavrf.nn.embeddings import ConvNet
+from metavrf.nn.inference import gaussian_kl
+from metavrf.presets import preset
+from metavrf.randomness import stream
+from metavrf.tasks.bank import Bank
+from metavrf.tasks.datasets import NAMED_SETS
+from metavrf.tasks.source import Description, Tasks, open_tasks
+from metavrf.training import Trainer
+from speed.gradients import Gradients, pooling_derived
+from speed.step import (
     EXACT,
     CommonStep,
     Levers,
@@ -28,23 +43,8 @@ from metavrf.bench.step import (
     sine_trainer,
     step_config,
 )
-from metavrf.bench.turns import Call, Makers, serve
-from metavrf.bench.work import CONTEXTS, GRADIENTS, SINE_PARTS, Work
-from metavrf.config import TEST_SEED, DataSettings
-from metavrf.episodes import Episodes
-from metavrf.kernels.spectral import RandomFeatures
-from metavrf.learners import build
-from metavrf.learners.base import Learner
-from metavrf.learners.kernel import one_kernel
-from metavrf.memory import keep_freed_memory
-from metavrf.nn.embeddings import ConvNet
-from metavrf.nn.inference import gaussian_kl
-from metavrf.presets import preset
-from metavrf.randomness import stream
-from metavrf.tasks.bank import Bank
-from metavrf.tasks.datasets import NAMED_SETS
-from metavrf.tasks.source import Description, Tasks, open_tasks
-from metavrf.training import Trainer
+from speed.turns import Call, Makers, serve
+from speed.work import CONTEXTS, GRADIENTS, SINE_PARTS, Work
 
 
 def lever_sets() -> dict[str, tuple[str, ...]]:
@@ -258,7 +258,3 @@ def main() -> None:
     kept = keep_freed_memory()
     facts = {"threads": torch.get_num_threads(), "keeps_freed_memory": kept, "omniglot": omniglot_at_hand()}
     serve(Pieces(Work.from_json(sys.argv[1])).makers(), facts)
-
-
-if __name__ == "__main__":
-    main()

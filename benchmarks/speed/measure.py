@@ -13,12 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from metavrf.bench.quoted import AUTHORS_EPISODES, AUTHORS_STEP
-from metavrf.bench.results import Aim, Results, Row, Section
-from metavrf.bench.turns import Turn, Worker, take_turns, timed
-from metavrf.bench.work import CONTEXTS, GRADIENTS, ON_SINE, SINE_PARTS, Work
 from metavrf.presets import preset
+from speed.quoted import AUTHORS_EPISODES, AUTHORS_STEP
+from speed.results import Aim, Results, Row, Section
+from speed.turns import Turn, Worker, take_turns, timed
+from speed.work import CONTEXTS, GRADIENTS, ON_SINE, SINE_PARTS, Work
 
+WORKER = Path(__file__).resolve().parents[1] / "worker.py"
 OURS, DEFAULT = "ours", "default"
 SectionName = Literal["step", "evaluation", "adaptation", "sine", "gradients", "start", "memory"]
 SECTIONS: tuple[SectionName, ...] = get_args(SectionName)
@@ -86,7 +87,7 @@ class Bench:
     @contextmanager
     def worker(self, allocator: str) -> Iterator[Worker]:
         """A fresh process that holds all pieces."""
-        command = [sys.executable, "-m", "metavrf.bench.pieces", self.work.to_json()]
+        command = [sys.executable, str(WORKER), self.work.to_json()]
         with Worker(allocator, command, variables(allocator, self.threads)) as worker:
             yield worker
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from metavrf.bench.turns import Turn, Worker, peak_memory, take_turns
 from metavrf.errors import UserError
+from speed.turns import Turn, Worker, peak_memory, take_turns
 
 SCRIPT = """
 import os, sys
-from metavrf.bench.turns import serve
+from speed.turns import serve
 
 def noting(name):
     def make():

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+import measure as peers
 import pytest
 
+from metavrf.errors import UserError
+from speed.results import Row, Section
+from speed.work import Work
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "peers"
-sys.path.insert(0, str(BENCHMARKS))
-
-import measure as peers  # noqa: E402
-
-from metavrf.bench.results import Row, Section  # noqa: E402
-from metavrf.bench.work import Work  # noqa: E402
-from metavrf.errors import UserError  # noqa: E402
 
 
 def test_a_peer_that_does_not_install_is_reported_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,9 @@
-"""``metavrf bench``: measure, print, draw, save. Imports no torch, so that ``metavrf --help`` is fast."""
+"""How fast it is: measure, print, draw, save. See docs/performance.md.
+
+    python benchmarks/bench.py [--only SECTION ...] [--rounds 11] [--save FILE] [--chart FILE] [--quick]
+
+Imports no torch by itself, so that --help is fast.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from metavrf.bench.measure import SECTIONS, Bench, SectionName
-from metavrf.bench.quoted import AUTHORS_ACCURACY
-from metavrf.bench.results import Results, lead_aims
-from metavrf.bench.work import Work
+import tyro
+
 from metavrf.errors import UserError
+from metavrf.memory import keep_freed_memory
 from metavrf.reports import check_picture, markdown_table, print_table, report
+from speed.measure import SECTIONS, Bench, SectionName
+from speed.quoted import AUTHORS_ACCURACY
+from speed.results import Results, lead_aims
+from speed.work import Work
 
 
 @dataclass
@@ -76,7 +84,7 @@ class Benchmark:
             return results
         import torch
 
-        from metavrf.bench.accuracy import accuracy_curves
+        from speed.accuracy import accuracy_curves
 
         if self.threads:
             torch.set_num_threads(self.threads)
@@ -86,13 +94,13 @@ class Benchmark:
     def draw(self, found: Sequence[Results]) -> None:
         """The pictures that are asked for."""
         if self.chart:
-            from metavrf.plots import plot_times
+            from speed.charts import plot_times
 
             sections = [section for results in found for section in results.sections]
             plot_times(sections, self.chart, "median and quartiles of each variant")
         curves = {name: points for results in found for name, points in results.curves.items()}
         if self.curves and curves:
-            from metavrf.plots import plot_curves
+            from speed.charts import plot_curves
 
             quoted = {"authors' code, test classes (quoted)": AUTHORS_ACCURACY}
             plot_curves(curves, self.curves, "Omniglot, 5-way 1-shot, validation classes, 15 queries", quoted)
@@ -114,3 +122,21 @@ def show(results: Results, *, markdown: bool) -> None:
     where = f"{facts['processor']}, {facts['cpus']} CPUs, {facts['threads']} threads." if facts else ""
     remarks = [*results.remarks(), *([f"Measured on: {where}"] if where else [])]
     print("\n".join(f"- {remark}" for remark in remarks) if markdown else "\n".join(remarks))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Exit code 2 and one sentence for what a user can mend."""
+    command = tyro.cli(Benchmark, args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    try:
+        keep_freed_memory()
+        command.run()
+    except UserError as error:
+        print(f"metavrf: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("metavrf: stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
