@@ -13,61 +13,100 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from metavrf.api import compare, evaluate, load
     from metavrf.config import Config
     from metavrf.episodes import Episodes
     from metavrf.errors import UserError
     from metavrf.estimators import MetaVRFClassifier, MetaVRFRegressor
-    from metavrf.evaluation import Evaluation
     from metavrf.learners import register_learner
-    from metavrf.learners.base import Learner, Prediction
-    from metavrf.learners.metavrf import MetaVRF
+    from metavrf.learners.base import Learner
+    from metavrf.learners.head import of_logits, of_normals
+    from metavrf.learners.metavrf import MetaVRF, MetaVRFSettings
     from metavrf.learners.rff import RFF
-    from metavrf.pack import save_pretrained
+    from metavrf.model import TrainedModel, load
+    from metavrf.nn.embeddings import Embedding, EmbeddingSettings, register_embedding
     from metavrf.plots import plot_fits
-    from metavrf.run import Run
+    from metavrf.prediction import Prediction
+    from metavrf.protocol import Protocol
+    from metavrf.release.pack import save_pretrained
+    from metavrf.runs.directory import Run
+    from metavrf.runs.training import train
+    from metavrf.settings import Range
+    from metavrf.spec import TaskSpec
+    from metavrf.tasks.datasets import NamedSet, register_dataset
     from metavrf.tasks.functions import FunctionFamily, register_family
-    from metavrf.training import train
+    from metavrf.tasks.images import Preprocessing
+    from metavrf.testing.compare import compare
+    from metavrf.testing.evaluate import evaluate
+    from metavrf.testing.evaluation import Evaluation
+    from metavrf.testing.settings import EvalSettings
 
 _HOMES = {
     "Config": "config",
+    "Embedding": "nn.embeddings",
+    "EmbeddingSettings": "nn.embeddings",
     "Episodes": "episodes",
-    "Evaluation": "evaluation",
+    "EvalSettings": "testing.settings",
+    "Evaluation": "testing.evaluation",
     "FunctionFamily": "tasks.functions",
     "Learner": "learners.base",
     "MetaVRF": "learners.metavrf",
     "MetaVRFClassifier": "estimators",
     "MetaVRFRegressor": "estimators",
-    "Prediction": "learners.base",
+    "MetaVRFSettings": "learners.metavrf",
+    "NamedSet": "tasks.datasets",
+    "Prediction": "prediction",
+    "Preprocessing": "tasks.images",
+    "Protocol": "protocol",
     "RFF": "learners.rff",
-    "Run": "run",
+    "Range": "settings",
+    "Run": "runs.directory",
+    "TaskSpec": "spec",
+    "TrainedModel": "model",
     "UserError": "errors",
-    "compare": "api",
-    "evaluate": "api",
-    "load": "api",
+    "compare": "testing.compare",
+    "evaluate": "testing.evaluate",
+    "load": "model",
+    "of_logits": "learners.head",
+    "of_normals": "learners.head",
     "plot_fits": "plots",
+    "register_dataset": "tasks.datasets",
+    "register_embedding": "nn.embeddings",
     "register_family": "tasks.functions",
     "register_learner": "learners",
-    "save_pretrained": "pack",
-    "train": "training",
+    "save_pretrained": "release.pack",
+    "train": "runs.training",
 }
 __all__ = [  # noqa: RUF022 - as in _HOMES
     "Config",
+    "Embedding",
+    "EmbeddingSettings",
     "Episodes",
+    "EvalSettings",
     "Evaluation",
     "FunctionFamily",
     "Learner",
     "MetaVRF",
     "MetaVRFClassifier",
     "MetaVRFRegressor",
+    "MetaVRFSettings",
+    "NamedSet",
     "Prediction",
+    "Preprocessing",
+    "Protocol",
     "RFF",
+    "Range",
     "Run",
+    "TaskSpec",
+    "TrainedModel",
     "UserError",
     "compare",
     "evaluate",
     "load",
+    "of_logits",
+    "of_normals",
     "plot_fits",
+    "register_dataset",
+    "register_embedding",
     "register_family",
     "register_learner",
     "save_pretrained",

@@ -1,4 +1,7 @@
-"""The command line: parses, runs a command, and turns what a user can mend into one sentence."""
+"""The command line: finds the command, parses its arguments, and turns what a user can mend into one sentence.
+
+Only the module of the command at hand is imported, so ``metavrf --help`` needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -7,61 +10,103 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, Union
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple, Union
 
-import tyro
-from tyro.conf import subcommand
-
-from metavrf.commands.listings import Data, Learners
-from metavrf.commands.pictures import Export, Fit, Predict
-from metavrf.commands.products import Embed, Pack
-from metavrf.commands.runs import Compare, Evaluate, Info, Train, is_first_process
-from metavrf.commands.studies import Demo, Kernels, Study
-from metavrf.config import Config
 from metavrf.errors import UserError
-from metavrf.memory import keep_freed_memory
-from metavrf.presets import PRESETS, preset
-from metavrf.serve.command import Serve
+from metavrf.registry import unknown
+
+
+class Command(NamedTuple):
+    """Where a command is, and what it does."""
+
+    module: str
+    name: str
+    summary: str
+
+
+COMMANDS = {
+    "train": Command("train", "Train", "Train a learner on tasks."),
+    "evaluate": Command("runs", "Evaluate", "Test a run on tasks that are fixed by a seed."),
+    "compare": Command("runs", "Compare", "Test runs on the same tasks, with paired differences and known limits."),
+    "info": Command("runs", "Info", "Say what a run is: settings, progress, result."),
+    "kernels": Command("studies", "Kernels", "Draw what the points of a curve say of its kernel, one by one."),
+    "fit": Command("pictures", "Fit", "Learn the classes of a folder of pictures, without training."),
+    "predict": Command("pictures", "Predict", "Predict the classes of new pictures."),
+    "export": Command("pictures", "Export", "Write a fitted model as ONNX, to run anywhere."),
+    "embed": Command("products", "Embed", "Write the features of a data set to a file."),
+    "pack": Command("products", "Pack", "Make a small copy of a run to pass on, tested and with a card."),
+    "serve": Command("serve", "Serve", "Open a page to draw characters and curves on."),
+    "learners": Command("listings", "Learners", "List the learners."),
+    "data": Command("listings", "Data", "List the named data sets, and fetch them."),
+    "demo": Command("studies", "Demo", "Learn to fit sine curves from a few points, in under two minutes."),
+    "study": Command("studies", "Study", "Train and test many runs of one question."),
+}
+COMPLETION = "--tyro-print-completion"
+DESCRIPTION = "Few-shot learning with kernels inferred for each task (MetaVRF, ICML 2020)."
+
+
+def overview() -> str:
+    """The text of ``metavrf --help``."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: metavrf COMMAND [OPTIONS]",
+            "",
+            DESCRIPTION,
+            "",
+            "commands:",
+            *lines,
+            "",
+            "options:",
+            f"  {'--help':{width}}  Show this text; 'metavrf COMMAND --help' lists a command's options.",
+            f"  {'--version':{width}}  Show the version.",
+            f"  {COMPLETION} {{bash,zsh,tcsh}}  Print a script that completes commands and options.",
+        ]
+    )
+
+
+def command_class(name: str) -> Any:
+    """The dataclass of a command."""
+    command = COMMANDS[name]
+    module = "metavrf.serve.command" if command.module == "serve" else f"metavrf.commands.{command.module}"
+    return getattr(import_module(module), command.name)
 
 
 def parse(arguments: Sequence[str]) -> Any:
     """The command that ``arguments`` ask for."""
-    default = Train(config=starting_config(arguments), out=tyro.MISSING)
-    commands = (
-        Annotated[Train, subcommand("train", default=default)],
-        Annotated[Evaluate, subcommand("evaluate")],
-        Annotated[Compare, subcommand("compare")],
-        Annotated[Learners, subcommand("learners")],
-        Annotated[Info, subcommand("info")],
-        Annotated[Data, subcommand("data")],
-        Annotated[Embed, subcommand("embed")],
-        Annotated[Pack, subcommand("pack")],
-        Annotated[Fit, subcommand("fit")],
-        Annotated[Predict, subcommand("predict")],
-        Annotated[Export, subcommand("export")],
-        Annotated[Serve, subcommand("serve")],
-        Annotated[Demo, subcommand("demo")],
-        Annotated[Study, subcommand("study")],
-        Annotated[Kernels, subcommand("kernels")],
-    )
-    if arguments[:1] == ["train"] and len(arguments) > 1 and not arguments[1].startswith("-"):
-        arguments = ["train", "--task", *arguments[1:]]  # the task may stand first, without the option's name
-    command: Any = Union[commands]  # noqa: UP007 - made of a tuple
-    description = "Few-shot learning with kernels inferred for each task (MetaVRF, ICML 2020)."
+    import tyro
+
+    name, *rest = arguments
+    if name not in COMMANDS:
+        raise UserError(unknown("command", name, list(COMMANDS), "and see 'metavrf --help'"))
+    kind, default = command_class(name), None
+    if name == "train":
+        from metavrf.commands.train import prepare
+
+        kind, default, rest = prepare(rest)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(
-                command,
-                args=list(arguments),
-                prog="metavrf",
-                description=description,
-                config=(tyro.conf.FlagCreatePairsOff,),
-            )
+            return tyro.cli(kind, args=rest, prog=f"metavrf {name}", default=default)
     except SystemExit as stop:
         if stop.code:
             raise UserError(one_sentence(complaint.getvalue())) from None
         raise
+
+
+def print_completion(arguments: Sequence[str]) -> None:
+    """Let tyro print a script for a shell, which needs all commands at once."""
+    import tyro
+    from tyro.conf import subcommand
+
+    from metavrf.commands.train import prepare
+
+    kinds = {name: command_class(name) for name in COMMANDS}
+    kinds["train"], _, _ = prepare([])
+    union: Any = Union[tuple(Annotated[kind, subcommand(name)] for name, kind in kinds.items())]  # noqa: UP007
+    tyro.cli(union, args=list(arguments), prog="metavrf")
 
 
 def one_sentence(boxed: str) -> str:
@@ -70,25 +115,9 @@ def one_sentence(boxed: str) -> str:
     return " ".join(line for line in lines if line.strip("─-╭╮╰╯ ") and not line.startswith("╭"))
 
 
-def starting_config(arguments: Sequence[str]) -> Config:
-    """Defaults of 'train', which depend on the task, the learner and the preset that its arguments name."""
-
-    def option(name: str, fallback: str) -> str:
-        for index, argument in enumerate(arguments):
-            if argument.startswith(f"{name}="):
-                return argument.split("=", 1)[1]
-            if argument == name and index + 1 < len(arguments):
-                return arguments[index + 1]
-        return fallback
-
-    if "--resume" in arguments and arguments[:1] == ["train"]:
-        from metavrf.run import Run
-
-        return Run.open(option("--out", "")).config()
-    task = arguments[1] if len(arguments) > 1 and not arguments[1].startswith("-") else "sine"
-    learner, name = option("--learner", "metavrf"), option("--preset", "default")
-    context = option("--context", "")
-    return preset(task, learner, name if name in PRESETS else "default", context)  # if unknown, the parser says so
+def is_first_process() -> bool:
+    """Whether this is the process of a run that speaks to the user."""
+    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0
 
 
 def say(sentence: str) -> None:
@@ -99,7 +128,7 @@ def say(sentence: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: exit code 2 and one sentence for what a user can mend."""
-    code = exit_code(arguments)
+    code = exit_code(sys.argv[1:] if arguments is None else list(arguments))
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         # One of several processes: threads of gloo can still run, and would abort the interpreter while it ends.
@@ -110,15 +139,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(code)
 
 
-def exit_code(arguments: Sequence[str] | None) -> int:
+def exit_code(arguments: list[str]) -> int:
     """Run the command; what it ends with."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments == ["--version"]:
         from importlib.metadata import version
 
         print(f"metavrf {version('metavrf')}")
         return 0
+    if arguments in (["--help"], ["-h"]):
+        print(overview())
+        return 0
     try:
+        if not arguments:
+            raise UserError(f"give a command: {', '.join(COMMANDS)}; 'metavrf --help' says what they do")
+        if arguments[0].startswith(COMPLETION):
+            print_completion(arguments)
+            return 0
+        from metavrf.memory import keep_freed_memory
+
         keep_freed_memory()
         parse(arguments).run()
     except UserError as error:

@@ -59,7 +59,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class Config(Generic[Own]):
-    """Everything that defines a run; saved as its config.toml. Made by :meth:`of`."""
+    """What to train on, by which learner, from which defaults."""
 
     task: str
     """A family of functions: sine, sine-maml, sine-drift, mixed, gp-rbf, gp-matern, gp-periodic, gp-mixed. A data set:
@@ -91,7 +91,7 @@ class Config(Generic[Own]):
         config: Config[Any] = Config(task, learner, preset, method.Settings(), *groups)  # type: ignore[arg-type]
         for options in _layers(task, method, paper=preset == "paper"):
             config = config.with_options(**options)
-        return method.arranged(config, asked).with_options(**asked)  # type: ignore[no-any-return]
+        return method.arranged(config, asked).with_options(**asked)
 
     @property
     def kind(self) -> str:

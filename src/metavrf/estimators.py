@@ -27,16 +27,16 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from metavrf import evaluation
-from metavrf.api import PathLike
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.evaluation import LeaveOneOut
+from metavrf.files import PathLike, read_tensors, write_atomically, write_json, write_tensors
+from metavrf.learners import measuring
 from metavrf.learners.base import Learner
+from metavrf.learners.measuring import LeaveOneOut
 from metavrf.learners.untrained import BASES, Untrained
-from metavrf.pretrained import Pretrained, are_pictures, pretrained
+from metavrf.model import TrainedModel, load_once
+from metavrf.pictures import are_pictures
 from metavrf.randomness import stream
-from metavrf.run import read_tensors, write_atomically, write_json, write_tensors
 
 ESTIMATOR_FILE, SUPPORT_FILE = "estimator.json", "support.safetensors"
 
@@ -47,7 +47,8 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
     Attributes after ``fit``:
         support_x_: ``[S, d]`` features of the support samples; ``partial_fit`` adds to them.
         support_y_: their labels or targets.
-        pretrained_: the model with all it must be given, or None.
+        model_: the model with all it must be given, or None.
+        seed_: what the bases were drawn from, where they were.
         learner_: its learner, or one that needs no training.
         predictor_: the learner adapted to the support.
     """
@@ -55,7 +56,8 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
     kind: ClassVar[str]
     support_x_: Tensor
     support_y_: NDArray[Any]
-    pretrained_: Pretrained | None
+    model_: TrainedModel | None
+    seed_: int
     learner_: Learner
     predictor_: nn.Module
 
@@ -76,7 +78,7 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
     def from_pretrained(cls, model: PathLike, **parameters: Any) -> Self:
         """An estimator on a model that comes with the package, by its name, or on a run's directory."""
         estimator = cls(model=model, **parameters)
-        estimator._pretrained()  # say at once what is wrong with it
+        estimator._opened(estimator._seed())  # say at once what is wrong with it
         return estimator
 
     def fit(self, X: Any, y: ArrayLike) -> Self:
@@ -97,7 +99,7 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
             raise UserError(f"{path} holds a run: choose another folder")
         if self.random_state is not None and not isinstance(self.random_state, int | np.integer):
             raise UserError("only an estimator with a number, or None, as its random_state can be saved")
-        trained = self.pretrained_
+        trained = self.model_
         copied = {}  # the folder is a run of its own: it does not depend on what the model's name means later
         if trained is not None:
             run = trained.run
@@ -130,11 +132,12 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
             estimator = cls(path if values["pretrained"] else None, **values["parameters"])
             for name, value in values["fitted"].items():
                 setattr(estimator, name, np.array(value, dtype=object) if isinstance(value, list) else value)
+            estimator.seed_ = int(values.get("seed", 0))
             estimator.support_x_ = tensors["support_x"]
             estimator._restore(tensors["support_y"], values)
-            estimator.pretrained_ = estimator._pretrained()
+            estimator.model_ = estimator._opened(estimator.seed_)
             estimator.learner_ = estimator._learner(estimator.support_x_.shape[1])
-            if estimator.pretrained_ is None:
+            if estimator.model_ is None:
                 estimator.learner_ = copy.deepcopy(estimator.learner_)  # it may serve others
                 estimator.learner_.load_state_dict({"epsilon": tensors["epsilon"]}, strict=False)
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -145,7 +148,8 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
     def _learn(self, X: Any, y: ArrayLike, *, afresh: bool) -> Self:
         self.__dict__.pop("leave_one_out_", None)
         if afresh:
-            self.pretrained_ = self._pretrained()
+            self.seed_ = self._seed()
+            self.model_ = self._opened(self.seed_)
         features, targets = self._samples(X, y, reset=afresh)
         if afresh:
             self.learner_ = self._learner(features.shape[1])
@@ -163,10 +167,10 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
 
     def _learner(self, columns: int) -> Learner:
         """The model's, or one for features of that many columns."""
-        if self.pretrained_ is not None:
-            return self.pretrained_.learner
+        if self.model_ is not None:
+            return self.model_.learner
         bases = BASES if self.bases is None else self.bases
-        return _untrained(columns, self.kind, bases, self.ridge, self._seed())
+        return _untrained(columns, self.kind, bases, self.ridge, self.seed_)
 
     def _condition(self) -> None:
         self.predictor_ = self.learner_.adapted(self._support(), embedded=True)
@@ -190,6 +194,7 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
                 "ridge": self.ridge,
                 "random_state": None if self.random_state is None else int(self.random_state),
             },
+            "seed": self.seed_,
             "fitted": fitted,
         }
 
@@ -202,14 +207,14 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _pretrained(self) -> Pretrained | None:
+    def _opened(self, seed: int) -> TrainedModel | None:
         """The model, if there is one."""
         if self.model is None:
             return None
         if self.ridge is not None:
             raise UserError("ridge is for estimators without a model: a model has learned its own")
-        trained = pretrained(self.model, self.bases, None if self.bases is None else self._seed())
-        regression = trained.description.targets is not None
+        trained = load_once(self.model, self.bases, None if self.bases is None else seed)
+        regression = trained.spec.targets is not None
         if regression != (self.kind == "regressor"):
             fitting = "MetaVRFRegressor" if regression else "MetaVRFClassifier"
             raise UserError(f"{trained.name} was trained for {fitting}, not for {type(self).__name__}")
@@ -217,7 +222,7 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
 
     def _samples(self, X: Any, y: ArrayLike, *, reset: bool) -> tuple[Tensor, NDArray[Any]]:
         """Features and targets, checked."""
-        if self.pretrained_ is not None and are_pictures(X):
+        if self.model_ is not None and are_pictures(X):
             check_consistent_length(X, y)
             targets = self._targets(y if self.kind == "regressor" else column_or_1d(y, warn=True))
             return self._features(X, reset=reset), targets
@@ -230,18 +235,18 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
 
     def _features(self, X: Any, *, reset: bool = False) -> Tensor:
         """Features ``[N, d]``."""
-        if self.pretrained_ is not None and are_pictures(X):
-            return self.pretrained_.of_pictures(X)
+        if self.model_ is not None and are_pictures(X):
+            return self.model_.of_pictures(X)
         return self._of_table(validate_data(self, X, reset=reset, dtype=np.float64))
 
     def _of_table(self, table: NDArray[Any]) -> Tensor:
-        return torch.tensor(table) if self.pretrained_ is None else self.pretrained_.of_table(table)
+        return torch.tensor(table) if self.model_ is None else self.model_.of_table(table)
 
     @torch.no_grad()
     def _answers(self, X: Any) -> Any:
         """What the predictor says of all samples, some at a time."""
         check_is_fitted(self, "predictor_")
-        return [self.predictor_(chunk) for chunk in self._features(X).split(evaluation.SAMPLES_AT_ONCE)]
+        return [self.predictor_(chunk) for chunk in self._features(X).split(measuring.SAMPLES_AT_ONCE)]
 
 
 @lru_cache(maxsize=8)
@@ -292,7 +297,7 @@ class MetaVRFClassifier(ClassifierMixin, _FewShot):  # type: ignore[misc]
         Kept as ``leave_one_out_`` and saved with the estimator.
         """
         check_is_fitted(self, "predictor_")
-        self.leave_one_out_ = evaluation.leave_one_out(self.learner_, self._support())
+        self.leave_one_out_ = measuring.leave_one_out(self.learner_, self._support())
         return self.leave_one_out_
 
     def _targets(self, y: ArrayLike) -> NDArray[Any]:
@@ -358,9 +363,9 @@ class MetaVRFRegressor(RegressorMixin, _FewShot):  # type: ignore[misc]
     def _targets(self, y: ArrayLike) -> NDArray[Any]:
         targets = check_array(y, ensure_2d=False, dtype=np.float64)
         outputs = 1 if targets.ndim == 1 else targets.shape[1]
-        trained = self.pretrained_
-        if trained is not None and outputs != trained.description.targets:
-            raise UserError(f"y has {outputs} outputs, but {trained.name} was trained on {trained.description.targets}")
+        trained = self.model_
+        if trained is not None and outputs != trained.spec.targets:
+            raise UserError(f"y has {outputs} outputs, but {trained.name} was trained on {trained.spec.targets}")
         return targets
 
     def _support(self) -> Episodes:

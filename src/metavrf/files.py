@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,21 @@ def write_atomically(path: Path, data: bytes | str) -> None:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def beside(folder: Path) -> Iterator[Path]:
+    """A new folder beside ``folder`` that takes its place in the end; where anything fails, it is removed."""
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.mkdir()
+        yield unfinished
+        unfinished.replace(folder)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def write_json(path: Path, value: Any) -> None:

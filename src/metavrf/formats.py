@@ -81,8 +81,8 @@ _FORMAT_1: dict[str, dict[str, Any]] = {
     },
 }
 _SETS_OF_1 = ("omniglot", "cifar-fs", "fc100", "mini-imagenet", "mixed-images")
-_KERNEL = ("train_kernel", "bases", "train_bases", "feature_map", "orthogonal", "draw", "samples", "ridge", "gamma")
-_KERNEL += ("unit_features", "distance")
+_KERNEL: tuple[str, ...] = ("train_kernel", "bases", "train_bases", "feature_map", "orthogonal", "draw", "samples")
+_KERNEL += ("ridge", "gamma", "unit_features", "distance")
 _INNER = tuple(_FORMAT_1["inner"])
 # In format 1 all learners shared the settings of MetaVRF and of an inner loop: which of them each had a use for.
 _USED_IN_1: dict[str, tuple[str, ...]] = {

@@ -15,16 +15,16 @@ import torch
 
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.run import write_atomically
+from metavrf.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from metavrf.api import Row
     from metavrf.learners.base import Learner, Prediction
     from metavrf.learners.metavrf import MetaVRF
+    from metavrf.testing.compare import Row
 
 # Okabe & Ito's colours, told apart by colour-blind readers; the dashes tell them apart in grey.
 STYLES = (

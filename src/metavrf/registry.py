@@ -41,6 +41,10 @@ class Registry(Generic[T]):
             raise UserError(unknown(self.kind, name, list(self._entries)))
         return self._entries[name]
 
+    def get(self, name: str) -> T | None:
+        """The entry of that name, or None."""
+        return self._entries.get(name)
+
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 

@@ -8,9 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from metavrf.errors import UserError
+
 if TYPE_CHECKING:
-    from metavrf.api import Row
-    from metavrf.evaluation import Difference, Evaluation
+    from metavrf.model import TrainedModel
+    from metavrf.testing.compare import Row
+    from metavrf.testing.evaluation import Difference, Evaluation
+    from metavrf.testing.settings import EvalSettings
 
 TABLE_WIDTH = 220  # of a table that goes to a file or pipe
 
@@ -23,39 +27,39 @@ def check_picture(path: Path | None) -> None:
         check_picture_name(path)
 
 
-def draw_figure(learners: Any, run: Path, result: Evaluation, path: Path) -> Path:
+def draw_figure(
+    models: Mapping[str, TrainedModel], result: Evaluation, path: Path, settings: EvalSettings | None = None
+) -> Path:
     """Draw a few tasks that no table is made of: the paper's regression figure, or one task of classes."""
-    from metavrf import api
     from metavrf.plots import plot_classes, plot_fits
-    from metavrf.run import Run
+    from metavrf.testing.evaluate import figure_tasks
 
-    config = Run.open(run).config()
-    tasks = api.figure_tasks(config, result)
+    name, model = next(iter(models.items()))
+    tasks, task = figure_tasks(model, result, settings), model.config.task
     if result.way is None:
-        return plot_fits(learners, tasks, path, f"{config.task}, {result.shot} shots")
-    name, learner = next(iter(learners.items()))
-    title = f"{config.task}, {result.way}-way {result.shot}-shot: {name}, inductive"
-    return plot_classes(learner, tasks, path, title)
+        learners = {other: opened.learner for other, opened in models.items()}
+        return plot_fits(learners, tasks, path, f"{task}, {result.shot} shots")
+    title = f"{task}, {result.way}-way {result.shot}-shot: {name}, inductive"
+    return plot_classes(model.learner, tasks, path, title)
 
 
-def draw_kernels(run: Path, path: Path, tasks: int = 3, seed: int = 0) -> Path:
+def draw_kernels(model: TrainedModel, path: Path, tasks: int = 3, seed: int = 0) -> Path:
     """Draw what the points of a few validation tasks say of their kernel, as they come in."""
-    from metavrf import api
-    from metavrf.errors import UserError
     from metavrf.learners.metavrf import MetaVRF
     from metavrf.plots import POINTS_SHOWN, plot_kernels
     from metavrf.randomness import stream
-    from metavrf.run import Run
-    from metavrf.tasks.functions import family, is_family
+    from metavrf.tasks.functions import family
 
-    config, learner = Run.open(run).config(), api.load(run)
-    if not is_family(config.task) or not isinstance(learner, MetaVRF):
-        raise UserError(f"{run} has no kernels over frequency to draw: give a run of metavrf on functions")
+    task, learner = model.config.task, model.learner
+    if model.spec.inputs != (1,) or not model.spec.regression or not isinstance(learner, MetaVRF):
+        raise UserError(
+            f"{model.run.path} has no kernels over frequency to draw: give a run of metavrf on functions of one input"
+        )
     if tasks < 1:
         raise UserError(f"{tasks=} must be at least 1")
-    functions = family(config.task)
+    functions = family(task)
     episodes = functions.sample_grid(tasks, max(POINTS_SHOWN), stream(seed, "figure"))
-    return plot_kernels(learner, episodes, path, f"{config.task}: the kernel, point by point", domain=functions.domain)
+    return plot_kernels(learner, episodes, path, f"{task}: the kernel, point by point", domain=functions.domain)
 
 
 def row_dict(row: Row) -> dict[str, Any]:
@@ -172,19 +176,19 @@ def number(value: object) -> str:
 
 
 def report(
-    values: dict[str, Any], as_json: bool | None, save: Path | None, seed: int, runs: Sequence[Path] = ()
+    values: dict[str, Any], as_json: bool | None, save: Path | None, seed: int, models: Sequence[TrainedModel] = ()
 ) -> None:
     """Print values as JSON (True), as a table (False) or not at all (None).
 
-    They are saved with their provenance and with what the tested ``runs`` say of their training.
+    They are saved with their provenance and with what the tested ``models`` say of their training.
     """
     if as_json:
         print(json.dumps(values))
     elif as_json is False:
         print_table(["", ""], _lines(values))
     if save:
-        from metavrf.provenance import provenance
-        from metavrf.run import Run, write_json
+        from metavrf.files import write_json
+        from metavrf.runs.provenance import provenance
 
-        trainings = {str(run): Run.open(run).result() for run in runs}
-        write_json(save, values | ({"trainings": trainings} if runs else {}) | {"provenance": provenance(seed)})
+        trainings = {str(model.run.path): model.result for model in models}
+        write_json(save, values | ({"trainings": trainings} if models else {}) | {"provenance": provenance(seed)})

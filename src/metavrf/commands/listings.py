@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from tyro.conf import UseAppendAction
-
-from metavrf.commands.runs import load_plugins
+from metavrf.commands.plugins import Plugins
 
 
 @dataclass
-class Learners:
+class Learners(Plugins):
     """List the learners: what each is, where it was published, its tasks and protocol."""
 
     json: bool = False
     """Print one JSON object instead of text."""
-    plugin: UseAppendAction[list[Path]] = field(default_factory=list)
-    """Python file that registers learners of your own."""
 
     def run(self) -> None:
         """List them."""
-        load_plugins(self.plugin)
-        from metavrf.learners import learners, sentence
+        self.load_plugins()
+        from metavrf.learners import LEARNERS, sentence
 
         known: list[dict[str, Any]] = [
             {
@@ -35,7 +30,7 @@ class Learners:
                 "transductive": cls.transductive,
                 "any_way": cls.any_way,
             }
-            for name, cls in learners().items()
+            for name, cls in ((name, LEARNERS[name]) for name in LEARNERS)
         ]
         if self.json:
             print(json.dumps({"learners": known}))
@@ -49,7 +44,7 @@ class Learners:
 
 
 @dataclass
-class Data:
+class Data(Plugins):
     """List the named data sets: what is there, what is missing, licence and citation."""
 
     data: str = ""
@@ -61,11 +56,12 @@ class Data:
 
     def run(self) -> None:
         """List, after fetching what was asked for."""
-        from metavrf.tasks.datasets import NAMED_SETS, listing, named_set
+        self.load_plugins()
+        from metavrf.tasks.datasets import DATASETS, listing
 
         for name in self.fetch:
-            named_set(name).find(self.data)
-        sets = [listing(named, self.data) for named in NAMED_SETS.values()]
+            DATASETS[name].find(self.data)
+        sets = [listing(DATASETS[name], self.data) for name in DATASETS]
         if self.json:
             print(json.dumps({"sets": sets}))
             return

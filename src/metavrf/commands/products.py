@@ -8,11 +8,13 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from metavrf.config import DataSettings, Views
+from metavrf.commands.plugins import Plugins
+from metavrf.settings import DataSettings, Views
+from metavrf.testing.settings import EvalSettings
 
 
 @dataclass
-class Embed:
+class Embed(Plugins):
     """Write the features of a data set to a file that 'metavrf train' takes as its data."""
 
     task: Positional[str]
@@ -27,15 +29,16 @@ class Embed:
 
     def run(self) -> None:
         """Embed, and say what to do with the file."""
+        self.load_plugins()
         from metavrf.features import write_features
 
-        shape, description = write_features(self.task, self.by, self.out, self.settings, resolution=self.resolution)
-        label = f" ({description.pretraining}-pretrained)" if description.pretraining else ""
+        shape, spec = write_features(self.task, self.by, self.out, self.settings, resolution=self.resolution)
+        label = f" ({spec.pretraining}-pretrained)" if spec.pretraining else ""
         print(f"{shape[0]} samples, {shape[1]} features{label}: metavrf train {self.out} --out RUN")
 
 
 @dataclass
-class Pack:
+class Pack(Plugins):
     """Make a small copy of a finished run to pass on, tested and with a card: the layout of the Hugging Face hub."""
 
     run_directory: Annotated[Positional[Path], arg(metavar="RUN")]
@@ -46,30 +49,36 @@ class Pack:
     """Ways to test a model of classes at."""
     shots: tuple[int, ...] = ()
     """Shots to test it at; by default 1 and 5 of classes, 2, 3, 5, 10 and 20 of functions."""
-    tasks: Annotated[int | None, arg(aliases=["--episodes"])] = None
-    """Number of test tasks (episodes); 4,000 of functions, 3,000 of classes."""
     views: tuple[Views, ...] = ("one",)
     """Views of a picture to test a model of classes with, as of 'metavrf evaluate'."""
+    tasks: Annotated[int | None, arg(aliases=["--episodes"], metavar="INT")] = None
+    """Number of test tasks (episodes); by default 4,000 of functions, 3,000 of classes."""
     transductive_ways: tuple[int, ...] = (5,)
     """Ways to test the transductive protocol at too, which takes long at many."""
     transductive_tasks: Annotated[int, arg(aliases=["--transductive-episodes"])] = 600
     """Test tasks of the transductive protocol."""
-    transductive_shares: tuple[float, ...] = (1.0,)
-    """Weights of the episode's statistics to test it at, beside running ones."""
 
     def run(self) -> None:
         """Pack, and print the card."""
-        from metavrf.pack import save_pretrained
+        self.load_plugins()
+        from metavrf.model import load
+        from metavrf.release.pack import CLASS_SHOTS, FUNCTION_SHOTS, save_pretrained
 
-        folder = save_pretrained(
-            self.run_directory,
-            self.out,
-            ways=self.ways,
-            shots=self.shots,
-            tasks=self.tasks,
-            views=self.views,
-            transductive_ways=self.transductive_ways,
-            transductive_tasks=self.transductive_tasks,
-            transductive_shares=self.transductive_shares,
-        )
-        print((folder / "README.md").read_text())
+        model = load(self.run_directory)
+        functions = model.spec.regression
+        shots = self.shots or (FUNCTION_SHOTS if functions else CLASS_SHOTS)
+        if functions:
+            tests = [EvalSettings(shot=shot, tasks=self.tasks, adaptivity=True) for shot in shots]
+        else:
+            settings = [(way, shot) for way in self.ways for shot in shots]
+            tests = [
+                EvalSettings(way=way, shot=shot, tasks=self.tasks, views=views, adaptivity=views == "one")
+                for views in self.views
+                for way, shot in settings
+            ]
+            tests += [
+                EvalSettings(way=way, shot=shot, tasks=self.transductive_tasks, protocol="transductive")
+                for way, shot in settings
+                if way in self.transductive_ways
+            ]
+        print((save_pretrained(model, self.out, tests) / "README.md").read_text())

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from metavrf.commands.plugins import Plugins
 from metavrf.errors import UserError
-from metavrf.presets import preset
-from metavrf.reports import draw_figure, draw_kernels, print_rows, print_table, report
+from metavrf.reports import check_picture, draw_figure, draw_kernels, print_rows, print_table, report
 
 
 @dataclass
@@ -28,9 +28,11 @@ class Demo:
 
     def run(self) -> None:
         """Train many kernels, one shared kernel and plain random features; compare them, draw them."""
-        from metavrf import api
-        from metavrf.run import Run
-        from metavrf.training import train
+        from metavrf.config import Config
+        from metavrf.model import load
+        from metavrf.runs.directory import Run
+        from metavrf.runs.training import train
+        from metavrf.testing.compare import compare
 
         common: dict[str, Any] = {"iterations": self.iterations, "seed": self.seed, "validate_every": 500}
         wanted: dict[str, dict[str, Any]] = {
@@ -41,27 +43,26 @@ class Demo:
         paths = []
         for name, options in wanted.items():
             path = self.out / name.lower().replace(" ", "-")
-            config = preset("sine", options.pop("learner")).with_options(
-                **common, **options, shot=self.shot, validate_tasks=500, threads=1
-            )
+            config = Config.of("sine", **common, **options, shot=self.shot, validate_tasks=500)
             resume = Run(path).config_file.exists()
             if resume and Run(path).config() != config:
                 raise UserError(f"{path} holds a demo with other settings: choose another --out, or remove it")
             train(config, out=path, resume=resume)
             paths.append(path)
-        rows = api.compare(paths, tasks=1000, shot=self.shot)
+        models = {name: load(path) for name, path in zip(wanted, paths, strict=True)}
+        rows = compare(list(models.values()), tasks=1000, shot=self.shot)
         print_rows(rows)
-        learners = {name: api.load(path) for name, path in zip(wanted, paths, strict=True) if name != "plain RFF"}
+        drawn = {name: model for name, model in models.items() if name != "plain RFF"}
         pictures = [
-            draw_figure(learners, paths[0], rows[0].evaluation, self.out / "fits.png"),
-            draw_kernels(paths[0], self.out / "kernels.png"),
+            draw_figure(drawn, rows[0].evaluation, self.out / "fits.png"),
+            draw_kernels(models["many kernels"], self.out / "kernels.png"),
         ]
         for picture in pictures:
             print(f"picture: {picture}")
 
 
 @dataclass
-class Kernels:
+class Kernels(Plugins):
     """Draw what the points of a few curves say of their kernel, as they come in one by one."""
 
     run_directory: Annotated[Positional[Path], arg(metavar="RUN")]
@@ -75,10 +76,11 @@ class Kernels:
 
     def run(self) -> None:
         """Draw the weights over frequency, and k(x, ·)."""
-        from metavrf.reports import check_picture
+        self.load_plugins()
+        from metavrf.model import load
 
         check_picture(self.out)
-        print(f"picture: {draw_kernels(self.run_directory, self.out, self.tasks, self.seed)}")
+        print(f"picture: {draw_kernels(load(self.run_directory), self.out, self.tasks, self.seed)}")
 
 
 ITERATIONS = 20_000
@@ -124,7 +126,7 @@ class Study:
     """Seeds of the trainings."""
     context_inputs: tuple[Literal["x", "xy"], ...] = ("x", "xy")
     """What the context sees (study 'contexts')."""
-    iterations: int | None = None
+    iterations: Annotated[int | None, arg(metavar="INT")] = None
     """Training steps of each run; 20,000 of one kernel, the study's own of many."""
     workers: int = 2
     """Trainings at a time, one thread each."""

@@ -41,7 +41,7 @@ def register_learner(name: str) -> Callable[[Class], Class]:
     return register
 
 
-for _name, _class in {
+_OWN: dict[str, type[Learner]] = {
     "metavrf": MetaVRF,
     "shared": Shared,
     "rff": RFF,
@@ -53,7 +53,8 @@ for _name, _class in {
     "relation": Relation,
     "r2d2": R2D2,
     "versa": Versa,
-}.items():
+}
+for _name, _class in _OWN.items():
     LEARNERS.add(_name, _class)
 LEARNERS.seal()
 

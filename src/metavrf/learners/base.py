@@ -29,7 +29,7 @@ Presets = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class NoSettings:
-    """This learner has no settings of its own."""
+    """A learner without settings of its own."""
 
 
 class Learner(nn.Module, ABC):
@@ -40,8 +40,8 @@ class Learner(nn.Module, ABC):
     inner loop, a conditioned embedding) overrides :meth:`forward` and says ``embeds_alone = False``.
 
     Attributes:
-        Settings: the dataclass of its own settings (:mod:`metavrf.settings`): they stand in ``metavrf train --help`` and
-            in config.toml.
+        Settings: the dataclass of its own settings (:mod:`metavrf.settings`); they stand in config.toml and in the help
+            of ``metavrf train``.
         presets: where any setting starts, its own or another's, by the kind of task: "all", "functions", "classes",
             "drawings", "photographs", "features", then the task's own name.
         paper: likewise, what its paper says, for ``--preset paper``.

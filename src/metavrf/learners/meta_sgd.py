@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metavrf.learners.maml import CLASSES, PHOTOGRAPHS, MAML, InnerLoop
+from metavrf.learners.maml import CLASSES, MAML, PHOTOGRAPHS, InnerLoop
 from metavrf.spec import TaskSpec
 
 

@@ -7,10 +7,13 @@ inference network. What MetaVRF gains over this is what learning and inferring t
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from metavrf.episodes import Episodes
 from metavrf.kernels.spectral import Spectral
+from metavrf.learners.base import Presets
 from metavrf.learners.kernel import CLASSES, PAPER, PHOTOGRAPHS, KernelLearner, one_kernel
 
 
@@ -18,13 +21,13 @@ class RFF(KernelLearner):
     """Ridge regression on standard random Fourier features of the embedding."""
 
     citation = "Rahimi & Recht, Random features for large-scale kernel machines, NeurIPS 2007"
-    presets = {
+    presets: ClassVar[Presets] = {
         "all": {"bases": 2048, "draw": "fixed"},  # standard features are drawn once
         "classes": CLASSES,
         "photographs": PHOTOGRAPHS,
         "features": {"unit_features": True, "orthogonal": True},
     }
-    paper = {"all": PAPER | {"draw": "fixed"}}
+    paper: ClassVar[Presets] = {"all": PAPER | {"draw": "fixed"}}
 
     def infer(self, episodes: Episodes) -> Spectral:
         """Standard bases, whatever the task."""

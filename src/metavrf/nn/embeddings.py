@@ -46,7 +46,7 @@ class EmbeddingSettings:
 
     def check(self) -> None:
         """Refuse a name that is not known."""
-        EMBEDDINGS[self.embedding]  # noqa: B018 - an unknown name is an error
+        EMBEDDINGS[self.embedding]
 
 
 @dataclass(frozen=True)
@@ -291,12 +291,12 @@ class Ready(Embedding):
 
 
 @register_embedding("mlp", takes="numbers")
-def _mlp(inputs: Sequence[int], settings: EmbeddingSettings, **_: Any) -> MLP:
+def _mlp(inputs: Sequence[int], _settings: EmbeddingSettings, **_: Any) -> MLP:
     return MLP((inputs[0], *FUNCTION_SIZES))
 
 
 @register_embedding("raw", takes="numbers")
-def _raw(inputs: Sequence[int], settings: EmbeddingSettings, **_: Any) -> Raw:
+def _raw(inputs: Sequence[int], _settings: EmbeddingSettings, **_: Any) -> Raw:
     return Raw(inputs[0])
 
 

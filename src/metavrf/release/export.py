@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from metavrf.errors import UserError
 from metavrf.estimators import MetaVRFClassifier, MetaVRFRegressor
+from metavrf.files import write_atomically
 from metavrf.learners.adapted import Adapted, AdaptedMixture, Answer
-from metavrf.run import write_atomically
 
 TOLERANCE = 1e-4
 NEEDED = ("onnx", "onnxruntime", "onnxscript")
@@ -73,13 +73,13 @@ def predictor(
     module = copy.deepcopy(adapted)
     if isinstance(estimator, MetaVRFClassifier):
         module.float()  # the band of a regression needs double precision inside, probabilities do not
-    trained = estimator.pretrained_
+    trained = estimator.model_
     generator = torch.Generator().manual_seed(0)
     if trained is None:
         assert isinstance(module, Adapted)
         return module, estimator.support_x_.to(module.weights.dtype), {"input": "features"}
     module.embedding = copy.deepcopy(trained.learner.embedding)
-    inputs = trained.description.inputs
+    inputs = trained.spec.inputs
     if trained.preprocessing is not None and not features:
         how = trained.preprocessing
         pixels = torch.randint(0, 256, (2, *inputs), generator=generator, dtype=torch.uint8)
@@ -87,10 +87,10 @@ def predictor(
     if trained.preprocessing is not None:
         module.embedding = nn.Identity()
         return module, estimator.support_x_, {"input": "features of the embedding"}
-    if trained.description.embedder and not features:
-        from metavrf.features import picture_network
+    if trained.spec.embedder and not features:
+        from metavrf.networks import picture_network
 
-        network = picture_network(trained.description.embedder)
+        network = picture_network(trained.spec.embedder)
         size = network.resolution
         pixels = torch.randint(0, 256, (2, 3, size, size), generator=generator, dtype=torch.uint8)
         return _WithNetwork(network, module), pixels, {"input": "pictures", "ink_is_bright": False}

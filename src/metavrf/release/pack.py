@@ -17,83 +17,67 @@ from typing import Any
 
 import torch
 
-from metavrf import api
 from metavrf.config import Config
 from metavrf.errors import UserError
-from metavrf.evaluation import Evaluation
-from metavrf.provenance import provenance
-from metavrf.run import Run, write_atomically, write_json
-from metavrf.tasks.datasets import NAMED_SETS
+from metavrf.files import PathLike, beside, write_atomically, write_json
+from metavrf.model import TrainedModel, load
+from metavrf.runs.directory import Run
+from metavrf.runs.provenance import provenance
+from metavrf.spec import TaskSpec
+from metavrf.tasks.datasets import DATASETS
 from metavrf.tasks.functions import EVALUATION_POINTS, family
-from metavrf.tasks.source import Description
+from metavrf.testing.evaluate import evaluate
+from metavrf.testing.evaluation import Evaluation
+from metavrf.testing.settings import EvalSettings
 
 CLASS_SHOTS, FUNCTION_SHOTS = (1, 5), (2, 3, 5, 10, 20)
 LICENCE = "apache-2.0"
 
 
 def save_pretrained(
-    run: api.PathLike,
-    folder: api.PathLike,
-    *,
-    ways: Sequence[int] = (5, 20),
-    shots: Sequence[int] | None = None,
-    tasks: int | None = None,
-    views: Sequence[str] = ("one",),
-    transductive_ways: Sequence[int] = (5,),
-    transductive_tasks: int = 600,
-    transductive_shares: Sequence[float] = (1.0,),
+    run: PathLike | TrainedModel, folder: PathLike, tests: Sequence[EvalSettings] | None = None
 ) -> Path:
     """Write a finished run to ``folder`` as a small model with a card, ready for the Hugging Face hub.
 
-    The model is tested as it was written, and the card holds what was measured. A run that has a card already, such as
+    The model is tested as it is written, and the card holds what was measured. A run that has a card already, such as
     a model that comes with the package, keeps it and is not tested again. Open the folder with :func:`metavrf.load`.
+    Where anything fails, nothing is left in ``folder``.
 
     Args:
-        run: the run directory, or the name of a shipped model.
+        run: the run directory, the name of a shipped model, or an opened one.
         folder: where to write; must not hold a run already.
-        ways: to test a model of classes at.
-        shots: to test at; by default 1 and 5 of classes, 2 to 20 of functions.
-        tasks: number of test tasks; by default as for :func:`metavrf.evaluate`.
-        views: of a picture to test a model of classes with, as for :func:`metavrf.evaluate`.
-        transductive_ways: of these, to test the transductive protocol at too. It embeds every task anew, which takes
-            long, so it has ways and a number of its own.
-        transductive_tasks: number of test tasks of the transductive protocol.
-        transductive_shares: weights of the episode's statistics to test it at, beside running ones.
+        tests: what to test; by default 5 and 20 ways of 1 and 5 shots of classes, or 2 to 20 shots of functions.
     """
-    source = Run.open(run)
-    result = source.result()
+    model = run if isinstance(run, TrainedModel) else load(run)
+    source, result = model.run, model.result
     if result is None:
         raise UserError(f"{source.path} is not a finished run: only such a run can be packed")
+    Run(folder).refuse_if_held()
     tensors, metadata = source.load_model()
-    regression = api.describe(source).targets is not None
-    packed = Run.create(folder, source.config(), source.data())
+    regression = model.spec.regression
     precision = torch.float32 if regression else torch.float16
-    packed.save_model(
-        {name: tensor.to(precision) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()},
-        metadata,
-    )
-    write_json(packed.result_file, result)
-    card = source.card()
-    if card is None:
-        shots = shots or (FUNCTION_SHOTS if regression else CLASS_SHOTS)
-        settings = [(way, shot) for way in ([None] if regression else ways) for shot in shots]
-        measured = [
-            api.evaluate(packed.path, way=way, shot=shot, tasks=tasks, views=seen, adaptivity=seen == "one")
-            for seen in (("one",) if regression else views)
-            for way, shot in settings
-        ]
-        measured += [
-            api.evaluate(
-                packed.path, way=way, shot=shot, tasks=transductive_tasks, protocol="transductive", own_share=share
-            )
-            for share in transductive_shares
-            for way, shot in settings
-            if way in transductive_ways
-        ]
-        card = _card(result, measured)
-    write_json(packed.card_file, card)
-    write_atomically(packed.path / "README.md", card_text(packed))
-    return packed.path
+    where = Path(folder)
+    with beside(where) as unfinished:
+        packed = Run.create(unfinished, model.config, model.spec)
+        packed.save_model(
+            {name: tensor.to(precision) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()},
+            metadata,
+        )
+        write_json(packed.result_file, result)
+        card = source.card()
+        if card is None:
+            written = load(unfinished)
+            card = _card(result, [evaluate(written, settings) for settings in tests or default_tests(model)])
+        write_json(packed.card_file, card)
+        write_atomically(packed.path / "README.md", card_text(packed))
+    return where
+
+
+def default_tests(model: TrainedModel) -> list[EvalSettings]:
+    """What a model is tested at, unless said otherwise."""
+    if model.spec.regression:
+        return [EvalSettings(shot=shot, adaptivity=True) for shot in FUNCTION_SHOTS]
+    return [EvalSettings(way=way, shot=shot, adaptivity=True) for way in (5, 20) for shot in CLASS_SHOTS]
 
 
 def _card(result: Mapping[str, Any], measured: Sequence[Evaluation]) -> dict[str, Any]:
@@ -107,7 +91,7 @@ def _card(result: Mapping[str, Any], measured: Sequence[Evaluation]) -> dict[str
 
 def card_text(run: Run) -> str:
     """The README.md of a packed model: its card in words, under the front matter that the hub reads."""
-    config, data, card = run.config(), api.describe(run), run.card()
+    config, data, card = run.config(), run.spec(), run.card()
     if card is None:
         raise UserError(f"{run.path} has no card: make one with 'metavrf pack'")
     classes = data.targets is None
@@ -123,7 +107,7 @@ def card_text(run: Run) -> str:
         "---",
         "",
         f"# {data.pictures or config.task}: {config.learner}"
-        + (f", context {config.model.context}" if config.learner == "metavrf" else ""),
+        + (f", context {config.model.context}" if hasattr(config.model, "context") else ""),
         "",
         *(_about_classes(config.task, data) if classes else _about_functions(config)),
         f"- Trained by: `{training['command']}` at commit {training['commit']}, {training['steps']} steps, "
@@ -141,8 +125,8 @@ def card_text(run: Run) -> str:
     return "\n".join(lines)
 
 
-def _about_classes(task: str, data: Description) -> list[str]:
-    named = NAMED_SETS.get(data.pictures or task)
+def _about_classes(task: str, data: TaskSpec) -> list[str]:
+    named = DATASETS.get(data.pictures or task)
     counts = ", ".join(f"{len(data.classes[part])} {part}" for part in ("train", "val", "test"))
     lines = [
         f"- Data: {data.pictures or task}" + (f" ({named.size}); {named.citation}" if named else ""),
@@ -155,7 +139,7 @@ def _about_classes(task: str, data: Description) -> list[str]:
     return [*lines, f"- On ready features, {data.pretraining}-pretrained{made}"]
 
 
-def _about_functions(config: Config) -> list[str]:
+def _about_functions(config: Config[Any]) -> list[str]:
     functions = family(config.task)
     ranges = ", ".join(f"{name} {low:.4g} to {high:.4g}" for name, (low, high) in functions.parameters.items())
     shape = config.episode
@@ -173,7 +157,7 @@ def _about_functions(config: Config) -> list[str]:
 
 def _class_table(tests: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [
-        f"Tested on test classes, {tests[0]['query']} queries a class, seed {tests[0]['seed']}:",
+        f"Tested on test classes, {tests[0]['query']} queries per class, seed {tests[0]['seed']}:",
         "",
         "| ways | shots | protocol | episodes | accuracy (%) | nll | calibration error |",
         "|---|---|---|---|---|---|---|",
@@ -191,8 +175,8 @@ def _class_table(tests: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _band(config: Config) -> str:
-    calibrated = config.learner == "metavrf" and config.model.components > 1
+def _band(config: Config[Any]) -> str:
+    calibrated = getattr(config.model, "components", 1) > 1
     return "the 90 % band is calibrated on validation tasks" if calibrated else "the band is the learned likelihood's"
 
 
@@ -217,9 +201,8 @@ def _adaptivity_table(tests: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _protocol(test: Mapping[str, Any]) -> str:
-    share, views = test.get("own_share"), test.get("views")
-    shared = f", {100 * share:g} % of the episode's statistics" if share else ""
-    return test["protocol"] + shared + (f", views {views}" if views else "")
+    views = test.get("views")
+    return str(test["protocol"]) + (f", views {views}" if views else "")
 
 
 def _function_table(tests: Sequence[Mapping[str, Any]]) -> list[str]:

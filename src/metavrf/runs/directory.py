@@ -56,14 +56,7 @@ class Run:
     def create(cls, path: str | os.PathLike[str], config: Config[Any], spec: TaskSpec) -> Run:
         """Start a run directory; refuses one that holds a run already."""
         run = cls(path)
-        try:
-            held = [file.name for file in run.files if file.exists()]
-        except OSError as error:
-            raise UserError(f"cannot use {run.path} as a run directory: {error.strerror}") from error
-        if held:
-            whole = run.config_file.name in held
-            advice = "continue it with --resume, or choose another --out" if whole else "choose another --out"
-            raise UserError(f"{run.path} holds {'a run' if whole else held[0]} already: {advice}")
+        run.refuse_if_held()
         try:
             run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -73,6 +66,17 @@ class Run:
         write_json(run.data_file, spec.to_dict())
         write_atomically(run.config_file, config.to_toml())
         return run
+
+    def refuse_if_held(self) -> None:
+        """Refuse a folder that holds a run, or a part of one, already."""
+        try:
+            held = [file.name for file in self.files if file.exists()]
+        except OSError as error:
+            raise UserError(f"cannot use {self.path} as a run directory: {error.strerror}") from error
+        if held:
+            whole = self.config_file.name in held
+            advice = "continue it with --resume, or choose another --out" if whole else "choose another --out"
+            raise UserError(f"{self.path} holds {'a run' if whole else held[0]} already: {advice}")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Run:
@@ -124,6 +128,10 @@ class Run:
         if not self.model_file.exists():
             raise UserError(f"{self.path} has no trained model yet: let its training reach a first validation")
         return read_tensors(self.model_file)
+
+    def step(self) -> int:
+        """How far the training has come: the step of the last checkpoint, or 0."""
+        return int(read_tensors(self.state_file)[1].get("step", 0)) if self.state_file.exists() else 0
 
     def metrics(self) -> list[dict[str, Any]]:
         """Validation records, oldest first. A last line cut off by a crash is left out."""

@@ -67,10 +67,7 @@ def train(
         options: any setting by its name, such as ``shot=3, context="lstm", iterations=5000``; of a named task also
             ``learner`` and ``preset``. What is left out is as on the command line.
     """
-    if isinstance(task, Config):
-        config = task.with_options(**options)
-    else:
-        config = Config.of(task, **options)
+    config = task.with_options(**options) if isinstance(task, Config) else Config.of(task, **options)
     first_rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0  # before Fabric knows
     run = Run.open(out) if resume else Run(out)
     if resume:
@@ -268,7 +265,8 @@ class Trainer:
         if error < self.at.best:
             self.at.best, self.at.best_step = error, self.at.step
             self.run.save_model(self.learner.state_dict(), self._metadata())
-        record = {"step": self.at.step, "seconds": round(self.at.seconds, 2), "cpu_seconds": round(self.at.cpu_seconds, 2), **_floats(terms), **figures}
+        times = {"seconds": round(self.at.seconds, 2), "cpu_seconds": round(self.at.cpu_seconds, 2)}
+        record = {"step": self.at.step, **times, **_floats(terms), **figures}
         self.run.append_metrics(record)
         return record
 

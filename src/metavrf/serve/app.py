@@ -172,8 +172,7 @@ def create_app(served: Served, hosts: Iterable[str] = ()) -> FastAPI:
         """The models that are served, their protocol and test figures, and the limits of a task."""
         return {
             "drawing": served.drawings and served.drawings.about | {"size": served.drawings.size},
-            "curve": served.curves
-            and {"domain": served.curves.domain, "models": [model.about for model in served.curves.models]},
+            "curve": served.curves and {"domain": served.curves.domain, "models": served.curves.about},
             "limits": {
                 "classes": models.MOST_CLASSES,
                 "pictures": models.MOST_PICTURES,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from metavrf import api
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
+from metavrf.files import PathLike
 from metavrf.learners.metavrf import MetaVRF
-from metavrf.run import SHIPPED, Run
-from metavrf.tasks.functions import family, is_family
+from metavrf.model import TrainedModel, load
+from metavrf.runs.directory import SHIPPED
+from metavrf.tasks.functions import FAMILIES, family
 from metavrf.tasks.images import Preprocessing
 
 MOST_CLASSES = 50  # of a task
@@ -34,43 +34,22 @@ PNG = b"\x89PNG\r\n\x1a\n"
 Rows = list[list[int]]
 
 
-class ServedModel:
-    """A learner and what the page says of it."""
-
-    def __init__(self, run: api.PathLike) -> None:
-        opened = Run.open(run)
-        self.config = opened.config()
-        self.description = api.describe(opened)
-        self.learner = api.load(run)
-        self.about = _about(opened, self.config.learner, self.config.model.context) | {
-            "protocol": self.learner.protocol,
-            "split": self.description.split,
-            "kernels": self.learner.components if isinstance(self.learner, MetaVRF) else None,
-        }
-
-    @property
-    def name(self) -> str:
-        """As the model's folder is called."""
-        return str(self.about["name"])
-
-
-def _about(run: Run, learner: str, context: str) -> dict[str, Any]:
-    """What is kept with the run: its result and, of a shipped model, the figures of its card."""
-    result = run.result() or {}
-    try:
-        tests = json.loads((run.path / "card.json").read_text())["tests"]
-    except (OSError, ValueError, KeyError):
-        tests = []
-    tests = [test for test in tests if "views" not in test and "own_share" not in test]  # as the page answers
+def about(model: TrainedModel) -> dict[str, Any]:
+    """What the page says of a model: what is kept with it, and the figures of its card as the page answers."""
+    result, card = model.result or {}, model.card or {}
     names = ("metric", "mean", "ci95", "way", "shot", "tasks", "protocol")
+    tests = [test for test in card.get("tests", []) if "views" not in test]
     return {
-        "name": run.path.name,
-        "task": run.config().task,
-        "learner": learner,
-        "context": context if learner == "metavrf" else None,
+        "name": model.name,
+        "task": model.config.task,
+        "learner": model.config.learner,
+        "context": getattr(model.config.model, "context", None),
         "command": result.get("command"),
         "steps": result.get("steps"),
         "tests": [{name: test.get(name) for name in names} for test in tests],
+        "protocol": model.learner.label(),
+        "split": model.spec.split,
+        "kernels": model.learner.components if isinstance(model.learner, MetaVRF) else None,
     }
 
 
@@ -85,16 +64,20 @@ class DrawingTask:
     """Features by the picture's bytes: a picture is embedded once in a task's life."""
 
 
-class Drawings(ServedModel):
+class Drawings:
     """Few-shot classification of drawings."""
 
-    def __init__(self, run: api.PathLike) -> None:
-        super().__init__(run)
-        shape = self.description.inputs
-        if self.description.targets is not None or len(shape) != 3 or shape[0] != 1 or shape[1] != shape[2]:
+    def __init__(self, run: PathLike) -> None:
+        self.model = load(run)
+        self.about = about(self.model)
+        spec = self.model.spec
+        shape = spec.inputs
+        if spec.regression or len(shape) != 3 or shape[0] != 1 or shape[1] != shape[2]:
             raise UserError(f"{run} does not classify square grey pictures, which the page's drawings are")
         self.size = shape[1]
-        self.preprocessing = Preprocessing(self.size, channels=1, invert=True)
+        trained = self.model.preprocessing
+        inverted = trained is not None and trained.invert  # as the model was trained on: ink bright or dark
+        self.preprocessing = Preprocessing(self.size, channels=1, invert=inverted)
 
     def fit(self, classes: Mapping[str, Sequence[str | Rows]], before: DrawingTask | None = None) -> DrawingTask:
         """A task with these classes; pictures that ``before`` knows are not embedded again."""
@@ -110,7 +93,7 @@ class Drawings(ServedModel):
             known = known | dict(zip(new, self.embed(list(new.values())), strict=True))
         labels = torch.tensor([number for number, given in enumerate(classes.values()) for _ in given])
         support = Episodes.of_support(torch.stack([known[key] for key in keys]), labels, len(classes))
-        predictor = self.learner.adapted(support, embedded=True)
+        predictor = self.model.adapt(support, embedded=True)
         return DrawingTask(list(classes), labels, predictor, {key: known[key] for key in keys})
 
     def predict(self, task: DrawingTask, pictures: Sequence[str | Rows]) -> Tensor:
@@ -120,13 +103,15 @@ class Drawings(ServedModel):
         )
         return probabilities.detach()
 
-    @torch.no_grad()
     def embed(self, pictures: Sequence[NDArray[np.uint8]]) -> Tensor:
         """Features ``[N, d]``."""
-        return self.learner.embedding(torch.from_numpy(np.stack(pictures))[None])[0]
+        return self.model.embed(torch.from_numpy(np.stack(pictures)))
 
     def decode(self, picture: str | Rows, name: str) -> NDArray[np.uint8]:
-        """A picture ``[1, size, size]``, ink bright: a PNG in base64, dark ink on light paper, or rows as they are."""
+        """A picture ``[1, size, size]`` as the model was trained on.
+
+        A PNG in base64 is dark ink on light paper; rows are from 0 (paper) to 255 (ink).
+        """
         if not isinstance(picture, str):
             return self._rows(picture, name)
         try:
@@ -145,7 +130,8 @@ class Drawings(ServedModel):
             raise UserError(f"{name} must have {self.size} rows of {self.size} numbers")
         if not all(min(row) >= 0 and max(row) <= 255 for row in rows):
             raise UserError(f"{name} must hold whole numbers from 0 (paper) to 255 (ink)")
-        return np.array([rows], np.uint8)
+        ink = np.array([rows], np.uint8)
+        return ink if self.preprocessing.invert else 255 - ink
 
 
 @dataclass
@@ -179,16 +165,17 @@ class Curve:
 class Curves:
     """Few-shot regression by one learner, and by others beside it."""
 
-    def __init__(self, run: api.PathLike, beside: Sequence[api.PathLike] = ()) -> None:
-        self.models = [ServedModel(path) for path in (run, *beside)]
+    def __init__(self, run: PathLike, beside: Sequence[PathLike] = ()) -> None:
+        self.models = [load(path) for path in (run, *beside)]
+        self.about = [about(model) for model in self.models]
         for path, model in zip((run, *beside), self.models, strict=True):
-            if model.description.targets != 1 or model.description.inputs != (1,):
+            if model.spec.targets != 1 or model.spec.inputs != (1,):
                 raise UserError(f"{path} does not fit curves y(x): give a run on functions, such as sine")
         tasks = {model.config.task for model in self.models}
         if len(tasks) > 1:
             raise UserError(f"curves of learners trained on different tasks cannot be compared: {', '.join(tasks)}")
         task = self.models[0].config.task
-        self.domain = family(task).domain if is_family(task) else (-5.0, 5.0)
+        self.domain = family(task).domain if task in FAMILIES else (-5.0, 5.0)
         self._grid = torch.linspace(*self.domain, GRID)
 
     def predict(self, task: CurveTask, x: Sequence[float]) -> list[Curve]:
@@ -196,8 +183,8 @@ class Curves:
         episodes = Episodes.of_task(task.x, task.y, x)
         return [self._curve(model, episodes) for model in self.models]
 
-    def _curve(self, model: ServedModel, episodes: Episodes) -> Curve:
-        prediction = model.learner.predict(episodes)
+    def _curve(self, model: TrainedModel, episodes: Episodes) -> Curve:
+        prediction = model.predict(episodes)
         curve = Curve(model.name, prediction.mean.flatten().tolist(), kernels=self._kernels(model.learner, episodes))
         if prediction.std is not None:
             curve.low, curve.high = (end.flatten().tolist() for end in prediction.band())

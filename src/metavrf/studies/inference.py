@@ -8,12 +8,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from metavrf import api
 from metavrf.config import Config
-from metavrf.presets import preset
-from metavrf.run import Run
+from metavrf.model import load
 from metavrf.studies.processes import fitted_process
 from metavrf.studies.sine import train_apart
+from metavrf.testing.compare import limits
+from metavrf.testing.evaluate import evaluate
 
 Options = dict[str, Any]
 BANDS = (2, 3, 4, 5, 6, 8, 10, 12, 15, 20)
@@ -148,21 +148,20 @@ def run(
     rows = []
     for run_name, config in configs.items():
         training, _, seed = run_name.rpartition("-seed")
+        model = load(out / run_name)
         for test in plan.tests:
             asked = {key: value for key, value in test.items() if key != "only"}
             if training in test.get("only", [training]):
-                result = api.evaluate(out / run_name, **asked).to_dict()
-                trained = Run(out / run_name).result() or {}
-                rows.append(
-                    {"training": training, "train_seed": int(seed), "test": asked, **result} | _about(config, trained)
-                )
-    limits = [
+                result = evaluate(model, **asked).to_dict()
+                about = _about(config, model.result or {})
+                rows.append({"training": training, "train_seed": int(seed), "test": asked, **result} | about)
+    known = [
         {"limit": limit, "test": options, **evaluation.to_dict()}
         for options in plan.limits
-        for limit, evaluation in api.limits(**options).items()
+        for limit, evaluation in limits(**options).items()
     ]
-    limits += [{"limit": FITTED, "test": options, **fitted_process(**options)} for options in plan.processes]
-    return rows, limits
+    known += [{"limit": FITTED, "test": options, **fitted_process(**options)} for options in plan.processes]
+    return rows, known
 
 
 def over_seeds(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
@@ -203,15 +202,13 @@ def _share(members: Sequence[dict[str, Any]], name: str) -> str:
     return f"{100 * fmean(row[name] for row in members):.1f} %" if name in members[0] else ""
 
 
-def _config(task: str, options: Options, iterations: int | None) -> Config:
-    changed = {key: value for key, value in options.items() if key not in ("learner", "task")}
-    if iterations is not None:
-        changed["iterations"] = iterations
-    start = preset(options.get("task", task), options.get("learner", "metavrf"))
-    return start.with_options(**changed, threads=1)
+def _config(task: str, options: Options, iterations: int | None) -> Config[Any]:
+    length = {} if iterations is None else {"iterations": iterations}
+    asked: Options = {"task": task, "threads": 1} | options | length
+    return Config.of(**asked)
 
 
-def _about(config: Config, trained: dict[str, Any]) -> dict[str, Any]:
+def _about(config: Config[Any], trained: dict[str, Any]) -> dict[str, Any]:
     return {
         "learner": config.learner,
         "task": config.task,

@@ -8,20 +8,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from metavrf import api
-from metavrf.config import TEST_SEED, Config
+from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.evaluation import evaluate_learner
-from metavrf.learners.limits import Known
 from metavrf.prediction import Prediction
+from metavrf.testing.evaluate import test_tasks
+from metavrf.testing.evaluation import evaluate_learner
+from metavrf.testing.limits import Known
+from metavrf.testing.settings import TEST_SEED, EvalSettings
 
 RESTARTS = 2
 
 
 def fitted_process(task: str, shot: int, tasks: int, seed: int = TEST_SEED) -> dict[str, Any]:
     """The better, by its marginal likelihood on the support, of RBF and RBF × periodic, for each test task."""
-    episodes = api.test_tasks(Config(task), tasks, shot, seed)
+    episodes = test_tasks(Config.of(task), None, EvalSettings(tasks=tasks, shot=shot, seed=seed))
     if not isinstance(episodes, Episodes):
         raise UserError(f"{task} has tasks of unequal size: a fitted process is for a fixed number of shots")
     return evaluate_learner(Known(_fit), episodes, seed).to_dict()

@@ -8,25 +8,27 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from metavrf import api
 from metavrf.config import Config
 from metavrf.errors import UserError
-from metavrf.presets import preset
-from metavrf.run import Run
+from metavrf.runs.directory import Run
 from metavrf.tasks.source import open_tasks
+from metavrf.testing.compare import limits
+from metavrf.testing.evaluate import evaluate
 
 CONTEXTS = ("none", "lstm", "bilstm")
 INNER_STEPS = (1, 5, 10)
+SHOWN: tuple[str, ...] = ("context", "context_inputs", "draw", "feature_map", "inner_steps")
 ONE_KERNEL: dict[str, Any] = {
     "components": 1,
     "guards": 0,
     "moves": True,
-    "function_embedding": "mlp",
+    "embedding": "mlp",
     "train_kernel": "features",
     "train_shot": 0,
     "most_shot": 0,
@@ -73,7 +75,7 @@ def study(trainings: dict[str, dict[str, Any]], out: Path, iterations: int, work
     return [_row(out / name, config) for name, config in configs.items()]
 
 
-def train_apart(configs: dict[str, Config], out: Path, workers: int) -> None:
+def train_apart(configs: dict[str, Config[Any]], out: Path, workers: int) -> None:
     """Train what is not trained yet, ``workers`` at a time in processes of one thread."""
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(lambda item: _train(out / item[0], item[1]), configs.items()))
@@ -84,8 +86,8 @@ def over_seeds(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
         how = {
-            "metavrf": f"{row['context']}, sees {row['context_inputs']}",
-            "maml": f"{row['inner_steps']} inner steps",
+            "metavrf": f"{row.get('context')}, sees {row.get('context_inputs')}",
+            "maml": f"{row.get('inner_steps')} inner steps",
         }
         bases = "" if row["learner"] == "maml" else f"{row['draw']} {row['feature_map']}"
         key = (str(row["shot"]), row["learner"], how.get(row["learner"], ""), bases)
@@ -115,25 +117,21 @@ def limit_rows(shots: Sequence[int]) -> list[dict[str, Any]]:
     return [
         {"limit": name, **evaluation.to_dict()}
         for shot in shots
-        for name, evaluation in api.limits("sine", shot=shot).items()
+        for name, evaluation in limits("sine", shot=shot).items()
     ]
 
 
-def _config(options: dict[str, Any], iterations: int) -> Config:
-    changed = {key: value for key, value in options.items() if key != "learner"}
-    start = preset("sine", options.get("learner", "metavrf"))
-    if start.learner == "metavrf":  # these studies are of the paper's one kernel
-        start = start.with_options(**ONE_KERNEL)
-    return start.with_options(**changed, iterations=iterations, threads=1)
+def _config(options: dict[str, Any], iterations: int) -> Config[Any]:
+    one_kernel = ONE_KERNEL if "learner" not in options else {}  # these studies are of the paper's
+    return Config.of("sine", **one_kernel | options, iterations=iterations)
 
 
-def _train(path: Path, config: Config) -> None:
+def _train(path: Path, config: Config[Any]) -> None:
     run = Run(path)
     if run.result_file.exists():
         return
     if not run.config_file.exists():
-        data = open_tasks(config.task, config.data, quiet=True).description
-        Run.create(path, config, data.to_dict() if data.targets is None else None)
+        Run.create(path, config, open_tasks(config.task, config.data, quiet=True).spec)
     elif run.config() != config:
         raise UserError(f"{path} holds a run with other settings: choose another --out")
     command = [sys.executable, "-m", "metavrf", "train", "--resume", "--out", str(path), "--quiet"]
@@ -144,19 +142,20 @@ def _train(path: Path, config: Config) -> None:
         raise UserError(f"the training in {path} failed: {done.stderr.strip()}")
 
 
-def _row(path: Path, config: Config) -> dict[str, Any]:
-    result = api.evaluate(path)
+def _row(path: Path, config: Config[Any]) -> dict[str, Any]:
+    result = evaluate(path)
     trained = json.loads(Run(path).result_file.read_text())
-    model = config.model
+    own = asdict(config.model)
+    shown = {
+        name: own[name] for name in ("context", "context_inputs", "draw", "feature_map", "inner_steps") if name in own
+    }
+    if own.get("orthogonal"):
+        shown["feature_map"] += " orthogonal"
     return {
         "run": path.name,
         "learner": config.learner,
         "shot": config.episode.shot,
-        "context": model.context,
-        "context_inputs": model.context_inputs,
-        "draw": model.draw,
-        "feature_map": model.feature_map + (" orthogonal" if model.orthogonal else ""),
-        "inner_steps": config.inner.inner_steps,
+        **shown,
         "seed": config.training.seed,
         "mse": result.mean,
         "ci95": result.ci95,

@@ -290,9 +290,7 @@ for _named in (
 
 def _mixture(name: str, size: int, *names: str) -> Mixture:
     """Data sets as one, in colour and at one size."""
-    sets = tuple(
-        replace(DATASETS[own], preprocessing=replace(DATASETS[own].preprocessing, size=size)) for own in names
-    )
+    sets = tuple(replace(DATASETS[own], preprocessing=replace(DATASETS[own].preprocessing, size=size)) for own in names)
     return Mixture(
         name,
         tuple(file for named in sets for file in named.files),

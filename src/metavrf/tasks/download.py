@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metavrf.errors import UserError
-from metavrf.run import write_atomically
+from metavrf.files import write_atomically
 
 TIMEOUT = 30.0  # seconds without a byte
 CHUNK = 1 << 16

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from metavrf.errors import UserError
-from metavrf.run import read_tensors, write_tensors
+from metavrf.files import read_tensors, write_tensors
 from metavrf.tasks.bank import Bank
 
 if TYPE_CHECKING:

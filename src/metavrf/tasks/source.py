@@ -207,9 +207,7 @@ class ClassTasks(Tasks):
         return int(enough.min()) if len(enough) else shape.way
 
 
-def open_tasks(
-    task: str, settings: DataSettings, *, quiet: bool = False, trained_on: TaskSpec | None = None
-) -> Tasks:
+def open_tasks(task: str, settings: DataSettings, *, quiet: bool = False, trained_on: TaskSpec | None = None) -> Tasks:
     """The tasks of that name: a family of functions, a named data set, a Parquet file, a folder, a feature file.
 
     ``trained_on`` is what a run says of its tasks; other tasks are refused.
@@ -380,4 +378,4 @@ def _features(path: Path) -> ClassTasks:
         raise UserError(f"{path} is damaged: its classes do not match its features")
     if bank.inputs.ndim != 2 or not torch.isfinite(bank.inputs).all():
         raise UserError(f"{path} is damaged: its features are not a finite matrix")
-    return ClassTasks(bank, split, spec, mixed=spec.pictures in DATASETS and isinstance(DATASETS[spec.pictures], Mixture))
+    return ClassTasks(bank, split, spec, mixed=isinstance(DATASETS.get(spec.pictures), Mixture))

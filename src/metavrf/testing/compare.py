@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from metavrf.config import Config
 from metavrf.errors import UserError
 from metavrf.files import PathLike
 from metavrf.learners.measuring import Tasks, grouped
@@ -76,17 +77,17 @@ def compare(
     asked = _common(asked, models)
     tested: list[tuple[str, Evaluation, Facts | None]] = []
     tasks: dict[str, Tasks] = {}  # drawn once for models that have the same data
-    for settings in asked.each():
+    for test in asked.each():
         for name, model in zip(names, models, strict=True):
             key = f"{model.config.data} {sorted(model.spec.to_dict().items())}"
             if key not in tasks:
-                tasks[key] = test_tasks(model, settings)
-            evaluation = evaluate_model(model, settings, tasks[key])
-            tested.append((name, evaluation, _facts(model, evaluation, settings, tasks[key])))
+                tasks[key] = test_tasks(model.config, model.spec, test)
+            evaluation = evaluate_model(model, test, tasks[key])
+            tested.append((name, evaluation, _facts(model, evaluation, test, tasks[key])))
     known: dict[str, Evaluation] = {}
     first = models[0]
-    if floor and first.spec.regression and asked.stream == 1:
-        known = limits(first, asked)
+    if floor and first.spec.regression and asked.stream == 1 and asked.shot != 1:
+        known = _limits(asked.on or first.config.task, next(iter(tasks.values())), asked.seed)
         tested += [(name, evaluation, None) for name, evaluation in known.items()]
     evaluations = [evaluation for _, evaluation, _ in tested]
     differences = paired_differences(evaluations)
@@ -98,15 +99,14 @@ def compare(
     ]
 
 
-def limits(model: TrainedModel, settings: EvalSettings) -> dict[str, Evaluation]:
-    """What no learner can beat on the same test tasks, by name; empty where it is not known."""
-    if settings.shot is not None and settings.shot < 2:
-        return {}
-    functions = family(settings.on or model.config.task)
-    episodes = test_tasks(model, settings)
-    return {
-        name: evaluate_learner(limit, episodes, settings.seed) for name, limit in known_limits(functions).items()
-    }
+def limits(task: str, settings: EvalSettings | None = None, **options: Any) -> dict[str, Evaluation]:
+    """What no learner can beat on a family's test tasks, by name; empty where it is not known."""
+    asked = eval_settings(settings, options)
+    return _limits(task, test_tasks(Config.of(task), None, asked), asked.seed) if asked.shot != 1 else {}
+
+
+def _limits(task: str, episodes: Tasks, seed: int) -> dict[str, Evaluation]:
+    return {name: evaluate_learner(limit, episodes, seed) for name, limit in known_limits(family(task)).items()}
 
 
 def _common(settings: EvalSettings, models: Sequence[TrainedModel]) -> EvalSettings:
@@ -118,7 +118,9 @@ def _common(settings: EvalSettings, models: Sequence[TrainedModel]) -> EvalSetti
     given: dict[str, Any] = {}
     for name, trained in (("shot", "shot"), *(() if regression else (("query", "test_query"),))):
         if getattr(settings, name) is None and len({getattr(config.episode, trained) for config in configs}) > 1:
-            raise UserError(f"these runs were trained for different {name}s: say at which to compare them with --{name}")
+            raise UserError(
+                f"these runs were trained for different {name}s: say with --{name} at which to compare them"
+            )
     unequal = regression and family(settings.on or first.task).unequal
     if settings.shot is None and not unequal:
         given["shot"] = first.episode.shot

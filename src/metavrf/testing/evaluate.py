@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from metavrf.config import Config
 from metavrf.episodes import Episodes
-from metavrf.errors import UserError
 from metavrf.files import PathLike
 from metavrf.learners.measuring import Tasks
 from metavrf.model import TrainedModel, load
 from metavrf.randomness import stream
+from metavrf.spec import TaskSpec
 from metavrf.tasks.functions import FAMILIES
 from metavrf.tasks.source import open_tasks
 from metavrf.testing.adaptivity import adaptivity
@@ -28,7 +29,7 @@ def evaluate(run: PathLike | TrainedModel, settings: EvalSettings | None = None,
     """
     asked = eval_settings(settings, options)
     model = open_model(run, asked)
-    return evaluate_model(model, asked, test_tasks(model, asked))
+    return evaluate_model(model, asked, test_tasks(model.config, model.spec, asked))
 
 
 def open_model(run: PathLike | TrainedModel, settings: EvalSettings) -> TrainedModel:
@@ -39,21 +40,21 @@ def open_model(run: PathLike | TrainedModel, settings: EvalSettings) -> TrainedM
     return load(run.run.path if isinstance(run, TrainedModel) else run, **redrawn)
 
 
-def test_tasks(model: TrainedModel, settings: EvalSettings) -> Tasks:
-    """The test tasks of a model, fixed by the seed; what is not given is as in training.
+def test_tasks(config: Config[Any], spec: TaskSpec | None, settings: EvalSettings) -> Tasks:
+    """The test tasks of a configuration, fixed by the seed; what is not given is as in training.
 
-    Tests never touch a class that was trained or validated on. Tasks of unequal size, where a family has such and no
-    shot is given, are several records.
+    ``spec`` is what a model was trained on: tests never touch a class that was trained or validated on. Tasks of
+    unequal size, where a family has such and no shot is given, are several records.
     """
-    config, regression = model.config, model.spec.regression
+    regression = config.kind == "functions" if spec is None else spec.regression
     settings.check(regression=regression)
-    if settings.on is not None and settings.on not in FAMILIES:
-        FAMILIES[settings.on]  # an unknown name is an error
+    if settings.on is not None:
+        FAMILIES[settings.on]
     shape = config.episode
     given = {"stream": settings.stream, "shot": settings.shot, "way": settings.way, "test_query": settings.query}
     shape = replace(shape, **{name: value for name, value in given.items() if value is not None})
     where = config.data if settings.data is None else replace(config.data, data=settings.data)
-    source = open_tasks(settings.on or config.task, where, trained_on=model.spec)
+    source = open_tasks(settings.on or config.task, where, trained_on=spec)
     tasks = (TEST_TASKS if regression else TEST_EPISODES) if settings.tasks is None else settings.tasks
     generator = stream(settings.seed, "test" if settings.part == "test" else "validation")
     if settings.shot is None and not settings.within_alphabet and shape.stream == 1:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from metavrf.episodes import Episodes

@@ -5,6 +5,8 @@ Most figures are quoted there from the methods' own papers, each with its own ba
 
 from __future__ import annotations
 
+from typing import Any
+
 from metavrf.config import Config
 
 # Accuracy (%) by task, ways and shots, then by learner; MetaVRF by its context.
@@ -113,7 +115,7 @@ PUBLISHED: dict[tuple[str, int, int], dict[str, float]] = {
 TRANSDUCTIVE = frozenset({"maml", "versa", "metavrf", "rff", "rbf"})
 
 
-def published(config: Config, way: int | None, shot: int) -> str:
+def published(config: Config[Any], way: int | None, shot: int) -> str:
     """The paper's figure for a run's learner at a way and shot, as text; † marks one known to be transductive."""
     learner = config.learner
     name = f"metavrf {config.model.context}" if learner == "metavrf" else learner

@@ -69,7 +69,9 @@ class EvalSettings:
                 raise UserError(f"{name} = {value} must be at least {least}")
         if self.part not in ("test", "val"):
             raise UserError(f"part = {self.part!r} is not a choice: give test or val")
-        for name in ("way", "query", "protocol", "statistics", "views", "within_alphabet", "data") if regression else ("on",):
+        for name in (
+            ("way", "query", "protocol", "statistics", "views", "within_alphabet", "data") if regression else ("on",)
+        ):
             if getattr(self, name) != _DEFAULTS[name]:
                 kind, others = ("functions", "classes") if regression else ("classes", "functions")
                 raise UserError(f"{name} = {getattr(self, name)!r} is for {others}, and this model is of {kind}")
@@ -86,6 +88,8 @@ class EvalSettings:
         return Protocol.named(self.protocol, self.statistics, self.views)
 
 
+_OF_CLASSES = ("way", "query", "protocol", "statistics", "views", "within_alphabet", "data")
+_OF_FUNCTIONS = ("on",)
 _LEAST = {"tasks": 2, "way": 2, "shot": 1, "query": 1, "seed": 0, "stream": 1, "bases": 1, "samples": 1, "draw": 0}
 _LEAST |= {"batch": 1}
 _DEFAULTS = {item.name: item.default for item in fields(EvalSettings)}
