@@ -28,14 +28,13 @@ from PIL import Image
 from sklearn.kernel_ridge import KernelRidge
 
 from metavrf import Episodes, MetaVRFClassifier, load
-from metavrf.learners import build
+from metavrf.config import Config
+from metavrf.files import write_json
 from metavrf.learners.base import Learner
 from metavrf.memory import keep_freed_memory
-from metavrf.presets import preset
-from metavrf.provenance import provenance
 from metavrf.randomness import stream
 from metavrf.reports import print_table
-from metavrf.run import write_json
+from metavrf.runs.provenance import provenance
 from metavrf.tasks.source import open_tasks
 
 WAY, SHOT, QUERY, FEATURES = 5, 5, 75, 256
@@ -71,8 +70,8 @@ def curve_model() -> tuple[str, Learner]:
     shipped = load("sine")
     if shipped.components > 1:
         return f"'sine', {shipped.components} kernels", shipped
-    config = preset("sine").with_options(**FIRST_TASKS)
-    learner = build(config)
+    config = Config.of("sine").with_options(**FIRST_TASKS)
+    learner = config.build()
     learner.initialise(open_tasks("sine", config.data).training(config.episode, stream(0, "train")))
     return f"untrained, {learner.components} kernels", learner.eval()
 
@@ -153,7 +152,7 @@ def measure_curves(repeats: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTaskSpecHelpFormatter)
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--photos", action="store_true")
     parser.add_argument("--save", type=Path)

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from metavrf.provenance import provenance
+from metavrf.files import write_json
 from metavrf.reports import print_table
-from metavrf.run import write_json
+from metavrf.runs.provenance import provenance
 
 CLASSES, DRAWINGS, SIDE = 5, 3, 28
 MOST_MILLISECONDS = 50
@@ -108,7 +108,7 @@ def measure(ask: Ask, repeats: int) -> dict[str, list[float]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTaskSpecHelpFormatter)
     parser.add_argument("--repeats", type=int, default=300)
     parser.add_argument("--save", type=Path)
     options = parser.parse_args(arguments)

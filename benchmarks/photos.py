@@ -22,18 +22,20 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from metavrf import api
-from metavrf.config import TEST_SEED
+import metavrf
 from metavrf.episodes import Episodes
-from metavrf.evaluation import calibrate, evaluate_learner, paired_differences
+from metavrf.files import write_json
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import of_logits
+from metavrf.learners.measuring import calibrate
 from metavrf.learners.prototypical import Prototypical
-from metavrf.provenance import provenance
 from metavrf.randomness import stream
 from metavrf.reports import print_rows, row_dict
-from metavrf.run import Run, write_json
+from metavrf.runs.directory import Run
+from metavrf.runs.provenance import provenance
 from metavrf.tasks.source import ClassTasks, open_tasks
+from metavrf.testing.evaluation import evaluate_learner, paired_differences
+from metavrf.testing.settings import TEST_SEED
 
 MODEL = "photos"
 CHOICES = (0.1, 1.0, 10.0, 100.0)
@@ -76,7 +78,7 @@ class Logistic(Learner):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTaskSpecHelpFormatter)
     parser.add_argument("--episodes", type=int, default=3000)
     parser.add_argument("--data", default="")
     parser.add_argument("--save", type=Path)
@@ -96,7 +98,7 @@ def main() -> None:
         accuracies = {c: calibrate(fit, validation)["accuracy"].mean().item() for c, fit in fits.items()}
         best = max(accuracies, key=lambda c: accuracies[c])
         learners = {
-            MODEL: api.load(MODEL),
+            MODEL: metavrf.load(MODEL),
             "nearest class mean": nearest,
             f"logistic regression, C = {best:g}": fits[best],
         }

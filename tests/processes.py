@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 import metavrf
-from metavrf import training
-from metavrf.run import Run, read_tensors
+from metavrf.files import read_tensors
+from metavrf.runs import training
+from metavrf.runs.directory import Run
 
 TIMEOUT = 120  # seconds; generous, a command takes one or two
 # One kernel of random features, inferred from x in the context of the tasks before.

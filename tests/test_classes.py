@@ -17,17 +17,17 @@ from PIL import Image
 from torch import Tensor
 
 import metavrf
-from metavrf import evaluation
+from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.evaluation import calibrate, calibration_error, evaluate_learner, fingerprint, log_probabilities, measure
-from metavrf.learners import build
-from metavrf.learners.base import Statistics
+from metavrf.learners import measuring as evaluation
 from metavrf.learners.kernel import KernelLearner
-from metavrf.presets import preset
-from metavrf.run import Run
+from metavrf.learners.measuring import calibrate, calibration_error, log_probabilities, measure
+from metavrf.protocol import Statistics
+from metavrf.runs.directory import Run
+from metavrf.spec import TaskSpec
 from metavrf.tasks.bank import Bank
-from metavrf.tasks.source import Description
+from metavrf.testing.evaluation import evaluate_learner, fingerprint
 from processes import assert_same_run, broken_and_resumed, without
 
 CLASSES, SAMPLES, SIDE = 25, 8, 12
@@ -60,8 +60,8 @@ def tasks(count: int = 12, way: int = 4, shot: int = 2, query: int = 5, seed: in
 
 def learner(statistics: Statistics = "running") -> KernelLearner:
     """An untrained learner whose running statistics are not trivial, and which is too sure of itself."""
-    config = preset("./pictures").with_options(embedding="conv4", channels=16, bases=64, gamma=25.0)
-    made = build(config, Description((1, SIDE, SIDE), targets=None))
+    config = Config.of("./pictures").with_options(embedding="conv4", channels=16, bases=64, gamma=25.0)
+    made = build(config, TaskSpec((1, SIDE, SIDE), targets=None))
     assert isinstance(made, KernelLearner)
     made.initialise(tasks().looked_up())
     with torch.no_grad():

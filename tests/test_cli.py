@@ -11,11 +11,10 @@ import pytest
 import torch
 
 import metavrf
-from metavrf import api, training
 from metavrf.cli import main
-from metavrf.presets import FUNCTIONS
-from metavrf.run import Run
-from metavrf.tasks.datasets import NAMED_SETS
+from metavrf.runs import training
+from metavrf.runs.directory import Run
+from metavrf.tasks.datasets import DATASETS
 from processes import TINY, TINY_OPTIONS, DiskOf, run, run_real, snapshot, without
 
 COMMANDS = ("train", "evaluate", "compare", "info", "fit", "predict", "export", "demo", "study")
@@ -459,7 +458,7 @@ def test_a_plugin_adds_a_task_that_trains_and_evaluates(tmp_path: Path) -> None:
     assert len(json.loads(compared.out)["rows"]) == 1  # no limit is known
     without_it = run(evaluate, tmp_path / "log")
     assert without_it.code == 2
-    known = ", ".join([*sorted(FUNCTIONS), *NAMED_SETS])
+    known = ", ".join([*sorted(FUNCTIONS), *DATASETS])
     assert without_it.err == (
         f"metavrf: task 'sawtooth' is unknown: choose from {known}, or give a path, "
         "or the file that registers it with --plugin\n"
@@ -487,7 +486,7 @@ def test_a_plugin_that_fails_is_one_sentence(code: str, tmp_path: Path, capsys: 
 def test_the_demo_prints_a_table_draws_a_picture_and_reuses_what_is_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compare = api.compare
+    compare = metavrf.compare
     monkeypatch.setattr(api, "compare", lambda paths, tasks, shot: compare(paths, tasks=20, shot=shot))
     monkeypatch.setattr(api, "milliseconds_to_adapt", lambda learner, episodes: 1.0)  # it differs from time to time
     monkeypatch.chdir(tmp_path)

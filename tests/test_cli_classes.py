@@ -13,7 +13,8 @@ import torch
 import metavrf
 from glyphs import write_glyph_folder, write_glyph_table
 from metavrf.cli import main
-from metavrf.run import Run, read_tensors
+from metavrf.files import read_tensors
+from metavrf.runs.directory import Run
 from test_cli import PNG, printed_json
 from test_cli import refused as refused_command
 

@@ -15,13 +15,12 @@ from PIL import Image
 from glyphs import name_of, write_glyph_folder
 from metavrf import MetaVRFClassifier
 from metavrf.cli import main
-from metavrf.features import NETWORK
-from metavrf.learners import build
+from metavrf.config import Config
+from metavrf.networks import NETWORK
 from metavrf.nn import deep
-from metavrf.presets import preset
-from metavrf.pretrained import fitting_model, is_drawing
-from metavrf.run import Run
-from metavrf.tasks.source import Description
+from metavrf.pictures import fitting_model, is_drawing
+from metavrf.runs.directory import Run
+from metavrf.spec import TaskSpec
 from test_cli import printed_json, refused
 
 
@@ -148,10 +147,10 @@ def test_photographs_are_fitted_by_the_deep_network(
 ) -> None:
     for package in (deep.CODE, deep.WEIGHTS):
         pytest.importorskip(package, reason="the extra 'deep' is not installed: pip install 'metavrf[deep]'")
-    config = preset("features.safetensors").with_options(bases=64, context="none", project=0)
-    description = Description((1280,), None, embedder=f"{NETWORK}@64")
+    config = Config.of("features.safetensors").with_options(bases=64, context="none", project=0)
+    description = TaskSpec((1280,), None, embedder=f"{NETWORK}@64")
     run = Run.create(tmp_path / "shipped" / "photos", config, description.to_dict())
-    run.save_model(build(config, description).state_dict() | {"log_length": torch.tensor(3.5)}, {})
+    run.save_model(config.build(description).state_dict() | {"log_length": torch.tensor(3.5)}, {})
     monkeypatch.setattr("metavrf.run.SHIPPED", tmp_path / "shipped")
     for name, shift in (("warm", 90), ("cold", 0)):
         (tmp_path / "photos" / name).mkdir(parents=True)

@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from metavrf.config import Config
+from metavrf.config import PRESETS, Config
 from metavrf.errors import UserError
-from metavrf.learners import learners
-from metavrf.presets import FUNCTIONS, PRESETS, preset
-from metavrf.tasks.functions import families
 
 
 def refused(**options: Any) -> str:
@@ -26,9 +23,9 @@ def test_defaults_are_valid() -> None:
 
 
 def test_toml_round_trip_keeps_every_setting() -> None:
-    config = preset("sine-maml", "rff", "paper").with_options(shot=3, orthogonal=True, lr=3e-3, seed=11, threads=2)
+    config = Config.of("sine-maml", "rff", "paper").with_options(shot=3, orthogonal=True, lr=3e-3, seed=11, threads=2)
     assert Config.from_toml(config.to_toml(), "there") == config
-    assert config != preset("sine-maml", "rff", "paper")
+    assert config != Config.of("sine-maml", "rff", "paper")
 
 
 def test_settings_that_a_file_is_older_than_have_their_defaults() -> None:
@@ -47,19 +44,19 @@ def test_options_find_their_group() -> None:
 
 
 def test_preset_of_functions_is_many_exact_kernels_for_any_number_of_points() -> None:
-    config = preset("sine").validate()
+    config = Config.of("sine").validate()
     assert config.model.components >= 16
     assert (config.model.train_kernel, config.model.context) == ("exact", "none")
     assert (config.episode.train_shot, config.episode.most_shot) == (2, 20)
 
 
 def test_one_kernel_of_random_features_is_the_dataclasses_own_default_and_the_papers() -> None:
-    for config in (Config("sine"), preset("sine", name="paper"), preset("sine", "rff"), preset("omniglot")):
+    for config in (Config("sine"), Config.of("sine", name="paper"), Config.of("sine", "rff"), Config.of("omniglot")):
         assert (config.model.components, config.model.train_kernel) == (1, "features")
 
 
 def test_preset_paper_is_the_papers_settings() -> None:
-    config = preset("sine", name="paper").validate()
+    config = Config.of("sine", name="paper").validate()
     assert (config.training.lr, config.model.kl_weight, config.model.feature_map) == (1e-4, 1.0, "cosine")
     assert (config.training.schedule, config.episode.batch, config.preset) == ("constant", 25, "paper")
     assert (config.embedding.function_embedding, config.model.context_inputs) == ("mlp", "x")
@@ -69,11 +66,11 @@ def test_preset_paper_is_the_papers_settings() -> None:
 @pytest.mark.parametrize("task", [*FUNCTIONS, "omniglot", "mini-imagenet"])
 def test_every_preset_of_every_learner_is_valid(task: str, name: str) -> None:
     for learner in learners():
-        preset(task, learner, name).validate()
+        Config.of(task, learner, name).validate()
 
 
 def test_preset_of_plain_features_has_the_papers_2048_and_no_context() -> None:
-    config = preset("sine", "rff").validate()
+    config = Config.of("sine", "rff").validate()
     assert (config.learner, config.model.bases, config.model.context) == ("rff", 2048, "none")
 
 
@@ -186,7 +183,7 @@ def test_a_file_that_was_edited_wrongly_is_refused_with_its_name(old: str, new: 
 def test_the_papers_preset_has_the_numbers_of_its_tables(
     task: str, iterations: int, batch: int, dropout: float
 ) -> None:
-    config = preset(task, name="paper").validate()
+    config = Config.of(task, name="paper").validate()
     assert (config.training.iterations, config.episode.batch, config.embedding.dropout) == (iterations, batch, dropout)
     assert (config.training.lr, config.training.schedule, config.model.kl_weight) == (1e-4, "constant", 1.0)
     assert (config.model.bases, config.model.draw, config.model.feature_map) == (780, "resampled", "cosine")
@@ -195,18 +192,18 @@ def test_the_papers_preset_has_the_numbers_of_its_tables(
 
 
 def test_tasks_of_classes_start_from_other_defaults_than_functions() -> None:
-    assert preset("omniglot").episode.shot == 1
-    assert preset("sine").episode.shot == 5
-    assert preset("photos/").embedding.embedding == "conv5"
-    assert preset("my.parquet").data.augment == "crop-flip"
+    assert Config.of("omniglot").episode.shot == 1
+    assert Config.of("sine").episode.shot == 5
+    assert Config.of("photos/").embedding.embedding == "conv5"
+    assert Config.of("my.parquet").data.augment == "crop-flip"
 
 
 def test_a_folder_with_the_name_of_a_family_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sine").mkdir()
     (tmp_path / "photos").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert preset("sine").episode.shot == 5
-    assert preset("photos").episode.shot == 1
+    assert Config.of("sine").episode.shot == 5
+    assert Config.of("photos").episode.shot == 1
 
 
 def test_the_families_that_come_with_the_package_are_known_without_torch() -> None:
@@ -214,11 +211,11 @@ def test_the_families_that_come_with_the_package_are_known_without_torch() -> No
 
 
 def test_a_range_of_shots_must_not_end_before_it_starts() -> None:
-    preset("sine").with_options(shot=5, train_shot=2, most_shot=2).validate()
+    Config.of("sine").with_options(shot=5, train_shot=2, most_shot=2).validate()
     with pytest.raises(UserError, match="most_shot = 4 is less than the 5 shots to start from"):
-        preset("sine").with_options(shot=5, train_shot=0, most_shot=4).validate()
+        Config.of("sine").with_options(shot=5, train_shot=0, most_shot=4).validate()
     with pytest.raises(UserError, match="most_shot = 4 is less than the 6 shots to start from"):
-        preset("sine").with_options(train_shot=6, most_shot=4).validate()
+        Config.of("sine").with_options(train_shot=6, most_shot=4).validate()
 
 
 def test_combs_must_leave_another_kernel() -> None:

@@ -25,7 +25,6 @@ import metavrf
 from glyphs import glyph, name_of, refused, write_glyph_folder
 from metavrf import Episodes, MetaVRFClassifier, MetaVRFRegressor, estimators
 from metavrf.learners.base import Learner
-from metavrf.pretrained import pretrained
 from processes import TINY_OPTIONS
 
 SIDE = 40
@@ -172,10 +171,10 @@ def test_pictures_are_files_or_images_or_arrays_or_features(glyphs: MetaVRFClass
 
 def test_pictures_are_read_as_the_models_bank_is(tmp_path: Path) -> None:
     write_glyph_folder(tmp_path / "pictures", range(3), drawers=2, side=SIDE)
-    from metavrf.tasks.datasets import NAMED_SETS
+    from metavrf.tasks.datasets import DATASETS
     from metavrf.tasks.images import FolderSource, read_bank
 
-    how = NAMED_SETS["omniglot"].preprocessing
+    how = DATASETS["omniglot"].preprocessing
     source = FolderSource(tmp_path / "pictures")
     bank, _ = read_bank(source, how, tmp_path / "cache", quiet=True)
     trained = pretrained("omniglot")

@@ -8,29 +8,21 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from metavrf.evaluation import LeaveOneOut, _threshold
 
 from awake import awake
-from metavrf import api
-from metavrf.config import TEST_SEED, Config, MetaVRFSettings
+from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.evaluation import (
-    Evaluation,
-    LeaveOneOut,
-    _threshold,
-    evaluate_learner,
-    fingerprint,
-    interval95,
-    leave_one_out,
-    measure,
-    paired_differences,
-)
 from metavrf.learners.base import Learner, Prediction
-from metavrf.learners.metavrf import MetaVRF
+from metavrf.learners.measuring import leave_one_out, measure
+from metavrf.learners.metavrf import MetaVRF, MetaVRFSettings
 from metavrf.learners.untrained import Untrained
 from metavrf.nn.mlp import MLP
 from metavrf.randomness import stream
 from metavrf.tasks.functions import family
+from metavrf.testing.evaluation import Evaluation, evaluate_learner, fingerprint, interval95, paired_differences
+from metavrf.testing.settings import TEST_SEED
 
 
 class Fixed(Learner):

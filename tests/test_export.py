@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 import metavrf
 from glyphs import glyph, refused
 from metavrf import MetaVRFClassifier, MetaVRFRegressor
-from metavrf.export import NEEDED, TOLERANCE, export, predictor
-from metavrf.features import NETWORK
+from metavrf.networks import NETWORK
 from metavrf.nn import deep
-from metavrf.run import Run
-from metavrf.tasks.source import Description
+from metavrf.release.export import NEEDED, TOLERANCE, export, predictor
+from metavrf.runs.directory import Run
+from metavrf.spec import TaskSpec
 from processes import TINY_OPTIONS
 
 
@@ -87,13 +87,13 @@ def test_estimators_without_a_model_are_exported_with_their_standardisation(kind
 def test_the_deep_network_stands_before_a_model_on_its_features(tmp_path: Path) -> None:
     for package in (deep.CODE, deep.WEIGHTS):
         pytest.importorskip(package, reason="the extra 'deep' is not installed: pip install 'metavrf[deep]'")
-    from metavrf.learners import build
-    from metavrf.presets import preset
 
-    config = preset("features.safetensors").with_options(bases=64, context="none", distance=1.0)
-    description = Description((1280,), None, embedder=f"{NETWORK}@32")
+    from metavrf.config import Config
+
+    config = Config.of("features.safetensors").with_options(bases=64, context="none", distance=1.0)
+    description = TaskSpec((1280,), None, embedder=f"{NETWORK}@32")
     run = Run.create(tmp_path / "run", config, description.to_dict())
-    learner = build(config, description)
+    learner = config.build(description)
     with torch.no_grad():
         learner.log_length.fill_(4.0)  # type: ignore[operator]
     run.save_model(learner.state_dict(), {})

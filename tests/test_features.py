@@ -10,11 +10,13 @@ from PIL import Image
 from torch import Tensor
 
 import metavrf
-from metavrf.config import DataSettings
 from metavrf.errors import UserError
-from metavrf.features import picture_features, write_features
+from metavrf.features import write_features
+from metavrf.files import read_tensors
+from metavrf.networks import picture_features
 from metavrf.nn import deep
-from metavrf.run import Run, read_tensors
+from metavrf.runs.directory import Run
+from metavrf.settings import DataSettings
 from metavrf.tasks.source import ClassTasks, open_tasks
 from test_classes import CLASSES, SAMPLES, SIDE, TINY, write_folder
 
@@ -97,8 +99,8 @@ def test_features_by_an_own_module_keep_classes_and_split(name: str, folder: str
     expected = torch.nn.functional.avg_pool2d(images(folder).float(), 4).flatten(1) / 100 - 1.3
     torch.testing.assert_close(features.bank.inputs, expected)  # in evaluation mode, nothing dropped
     assert torch.equal(features.bank.starts, SAMPLES * torch.arange(CLASSES))
-    assert features.description.classes == pictures.description.classes
-    assert features.description.split == pictures.description.split
+    assert features.spec.classes == pictures.spec.classes
+    assert features.spec.split == pictures.spec.split
 
 
 @pytest.mark.parametrize("learner", ["metavrf", "rff"])

@@ -12,12 +12,10 @@ from PIL import Image
 from scipy.stats import ttest_rel
 
 import metavrf
-from metavrf import api
 from metavrf.cli import main
+from metavrf.config import Config
 from metavrf.errors import UserError
-from metavrf.learners import learners
-from metavrf.presets import preset
-from metavrf.studies.published import PUBLISHED, TRANSDUCTIVE, published
+from metavrf.testing.published import PUBLISHED, TRANSDUCTIVE, published
 from processes import assert_same_run, broken_and_resumed
 from test_classes import write_folder
 
@@ -128,21 +126,21 @@ def test_running_statistics_are_refused_where_the_embedding_adapts(folder: Path,
 @pytest.mark.parametrize("task", ["omniglot", "cifar-fs", "mini-imagenet"])
 @pytest.mark.parametrize("kind", ["default", "paper"])
 def test_every_preset_is_sound(name: str, task: str, kind: str) -> None:
-    config = preset(task, name, kind).validate()
+    config = Config.of(task, name, kind).validate()
     assert config.learner == name
     assert config.episode.train_way == 0 or learners()[name].any_way
 
 
 def test_presets_hold_what_the_papers_say() -> None:
-    maml = preset("omniglot", "maml", "paper")
+    maml = Config.of("omniglot", "maml", "paper")
     assert (maml.inner.inner_lr, maml.inner.inner_steps, maml.inner.test_inner_steps) == (0.4, 1, 3)
     assert (maml.episode.batch, maml.training.iterations, maml.embedding.channels) == (32, 60_000, 64)
-    assert preset("mini-imagenet", "maml", "paper").embedding.channels == 32
-    assert preset("sine", "maml", "paper").inner.inner_lr == 0.01
-    assert preset("omniglot", "prototypical", "paper").episode.train_way == 60
-    assert preset("omniglot", "r2d2", "paper").model.ridge == 50
-    assert preset("omniglot", "versa", "paper").model.samples == 10
-    assert preset("omniglot", "rff", "paper").model.bases == 2048
+    assert Config.of("mini-imagenet", "maml", "paper").embedding.channels == 32
+    assert Config.of("sine", "maml", "paper").inner.inner_lr == 0.01
+    assert Config.of("omniglot", "prototypical", "paper").episode.train_way == 60
+    assert Config.of("omniglot", "r2d2", "paper").model.ridge == 50
+    assert Config.of("omniglot", "versa", "paper").model.samples == 10
+    assert Config.of("omniglot", "rff", "paper").model.bases == 2048
 
 
 # Comparison
@@ -157,7 +155,7 @@ def runs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_a_comparison_is_a_paired_t_test_and_says_time_and_size(runs: list[Path]) -> None:
-    first, second = api.compare(runs, tasks=30)
+    first, second = metavrf.compare(runs, tasks=30)
     expected = ttest_rel(second.evaluation.per_task.double().numpy(), first.evaluation.per_task.double().numpy())
     assert second.difference.p_value == pytest.approx(float(expected.pvalue))
     low, high = expected.confidence_interval(0.95)
@@ -193,10 +191,10 @@ def test_a_comparison_is_printed_as_markdown_drawn_and_saved(
 
 
 def test_published_figures_stand_beside_ours_and_say_their_protocol() -> None:
-    assert published(preset("omniglot", "prototypical"), 5, 1) == "98.5"
-    assert published(preset("omniglot", "maml"), 5, 1) == "98.7†"
-    assert published(preset("omniglot").with_options(context="bilstm"), 20, 5) == "99.2†"
-    assert published(preset("omniglot"), 7, 1) == published(preset("sine"), None, 5) == ""
+    assert published(Config.of("omniglot", "prototypical"), 5, 1) == "98.5"
+    assert published(Config.of("omniglot", "maml"), 5, 1) == "98.7†"
+    assert published(Config.of("omniglot").with_options(context="bilstm"), 20, 5) == "99.2†"
+    assert published(Config.of("omniglot"), 7, 1) == published(Config.of("sine"), None, 5) == ""
     known = {name.split()[0] for figures in PUBLISHED.values() for name in figures}
     assert known | TRANSDUCTIVE <= learners().keys()
 

@@ -15,11 +15,12 @@ import torch
 from PIL import Image
 
 import metavrf
-from metavrf import api, hub
-from metavrf.features import picture_features
+from metavrf.files import read_tensors, write_tensors
+from metavrf.networks import picture_features
 from metavrf.nn import deep
-from metavrf.pack import card_text
-from metavrf.run import SHIPPED, Run, read_tensors, write_tensors
+from metavrf.release.pack import card_text
+from metavrf.runs import hub
+from metavrf.runs.directory import SHIPPED, Run
 from metavrf.tasks.images import ParquetSource
 from test_cli import printed_json, refused
 

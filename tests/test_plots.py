@@ -12,10 +12,10 @@ import pytest
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners.base import Learner
-from metavrf.learners.limits import limits
 from metavrf.plots import FORMATS, plot_fits
 from metavrf.randomness import stream
 from metavrf.tasks.functions import Sine
+from metavrf.testing.limits import limits
 
 mpl.use("agg")
 

@@ -15,10 +15,9 @@ import metavrf
 from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.learners import build
-from metavrf.presets import preset
-from metavrf.run import Run, load_weights, read_tensors, write_atomically
-from metavrf.training import train
+from metavrf.files import load_weights, read_tensors, write_atomically
+from metavrf.runs.directory import Run
+from metavrf.runs.training import train
 from processes import DOCUMENTED, TIMES, TINY, TINY_OPTIONS, DiskOf, run, snapshot, without
 
 SOURCES = Path(metavrf.__file__).parent
@@ -159,7 +158,7 @@ def test_the_sources_never_unpickle() -> None:
 
 
 def test_the_settings_are_read_back_as_they_were_written(finished: Path) -> None:
-    expected = preset("sine").with_options(**TINY_OPTIONS | {"context": "lstm"})
+    expected = Config.of("sine").with_options(**TINY_OPTIONS | {"context": "lstm"})
     assert Run.open(finished).config() == expected
 
 
@@ -190,7 +189,7 @@ def test_a_damaged_metrics_file_does_not_stop_a_resumed_run(garbage: bytes, copi
 
 def test_a_reloaded_model_predicts_the_same_to_the_bit(tmp_path: Path) -> None:
     config = Config("sine").with_options(context="bilstm", bases=32)
-    learner, episodes = build(config), tasks()
+    learner, episodes = config.build(), tasks()
     learner.train()
     learner.remember(learner(episodes, torch.Generator().manual_seed(1)))  # moves the context state
     run = Run.create(tmp_path / "run", config)

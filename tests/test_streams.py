@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import metavrf
-from metavrf import api, training
 from metavrf.cli import main
 from metavrf.config import Config
-from metavrf.run import Run, read_tensors
+from metavrf.files import read_tensors
+from metavrf.runs import training
+from metavrf.runs.directory import Run
 from processes import assert_same_run, broken_and_resumed
 from test_cli import printed_json, refused
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from metavrf import api
+import metavrf
 from metavrf.cli import main
 from metavrf.config import Config
 from metavrf.errors import UserError
-from metavrf.presets import preset
-from metavrf.run import Run
+from metavrf.runs.directory import Run
 from metavrf.studies import sine
 from processes import DOCUMENTED, snapshot
 
@@ -43,11 +42,11 @@ def test_a_study_trains_tests_prints_and_saves_one_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def small(task: str, learner: str) -> Config:
-        return preset(task, learner).with_options(bases=32, validate_tasks=10)
+        return Config.of(task, learner).with_options(bases=32, validate_tasks=10)
 
     monkeypatch.setattr(sine, "CONTEXTS", ("none", "lstm"))
     monkeypatch.setattr(sine, "preset", small)
-    monkeypatch.setattr(api, "evaluate", functools.partial(api.evaluate, tasks=10))
+    monkeypatch.setattr(api, "evaluate", functools.partial(metavrf.evaluate, tasks=10))
     monkeypatch.setattr(api, "limits", functools.partial(api.limits, tasks=10))
     command = ["study", "contexts", "--shots", "3", "--seeds", "4", "--context-inputs", "x", "--iterations", "2"]
     command += ["--out", str(tmp_path / "runs"), "--save", str(tmp_path / "table.json")]
@@ -60,7 +59,7 @@ def test_a_study_trains_tests_prints_and_saves_one_table(
         (runs[1], "metavrf", 3, 4, 10),
     ]
     for row in table["rows"]:
-        assert row["mse"] == api.evaluate(tmp_path / "runs" / row["run"]).mean > 0
+        assert row["mse"] == metavrf.evaluate(tmp_path / "runs" / row["run"]).mean > 0
     assert len({row["data_sha256"] for row in table["rows"]}) == 1
     assert set(snapshot(tmp_path / "runs")) == {f"{run}/{name}" for run in runs for name in DOCUMENTED}
     assert "mse" in capsys.readouterr().out

@@ -13,12 +13,13 @@ import pytest
 import torch
 
 import metavrf
-from metavrf import training
 from metavrf.config import TrainingSettings
 from metavrf.errors import UserError
+from metavrf.files import read_tensors
 from metavrf.learners.prototypical import Prototypical
-from metavrf.run import Run, read_tensors
-from metavrf.training import clip_gradients, learning_rate, make_fabric
+from metavrf.runs import training
+from metavrf.runs.directory import Run
+from metavrf.runs.training import clip_gradients, learning_rate, make_fabric
 from processes import (
     DOCUMENTED,
     TIMEOUT,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from metavrf.config import Config
-from metavrf.evaluation import measure
-from metavrf.presets import preset
+from metavrf.learners.measuring import measure
 from metavrf.randomness import stream
 from metavrf.tasks.source import Tasks, open_tasks
 from speed.step import make_trainer
@@ -26,7 +25,7 @@ def accuracy_curves(
     task: str = "omniglot",
 ) -> dict[str, Curve]:
     """Accuracy on the same validation tasks, each learner with its preset, 5-way 1-shot."""
-    return {learner: curve(preset(task, learner), seconds, every, watch) for learner in learners}
+    return {learner: curve(Config.of(task, learner), seconds, every, watch) for learner in learners}
 
 
 def curve(config: Config, seconds: float, every: float, watch: Callable[[str, int, int], None]) -> Curve:

@@ -19,7 +19,6 @@ from metavrf.episodes import Episodes
 from metavrf.kernels import ridge
 from metavrf.kernels.random_features import _SineCosine
 from metavrf.kernels.spectral import Exact, RandomFeatures, Spectral, plain_gram
-from metavrf.learners import build
 from metavrf.learners.base import Learner
 from metavrf.learners.head import MixtureHead, weighed
 from metavrf.learners.metavrf import MetaVRF
@@ -81,7 +80,7 @@ class Gradients:
         work = self.work
         config = step_config(work, batch=1, train_way=work.hard_way, query=work.hard_query, context="none")
         tasks = random_tasks(random_bank(work.hard_way, work.samples, work.side))
-        learner = build(config, tasks.description)
+        learner = config.build(tasks.spec)
         assert isinstance(learner, MetaVRF)
         episodes = tasks.training(config.episode, stream(0, "train"))
         learner.initialise(episodes)

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from metavrf.presets import preset
+from metavrf.config import Config
 from speed.quoted import AUTHORS_EPISODES, AUTHORS_STEP
 from speed.results import Aim, Results, Row, Section
 from speed.turns import Turn, Worker, take_turns, timed
@@ -216,7 +216,7 @@ class Bench:
         parts = {part: f"sine: {part}" for part in SINE_PARTS}
         turns = [Turn(label, ours, piece, self.work.calls) for label, piece in (contexts | exact | parts).items()]
         seconds = self.turns("sine", turns)
-        work, drawn = self.work, preset("sine").model.train_bases
+        work, drawn = self.work, Config.of("sine").model.train_bases
         title = (
             f"Sine: a step of {work.sine_tasks} tasks, {work.sine_shot} shots, {work.sine_query} queries, "
             f"D = {work.bases}, of which a training step draws {min(drawn, work.bases)}; the parts, forward and "

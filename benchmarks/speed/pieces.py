@@ -10,21 +10,22 @@ from typing import Any
 
 import torch
 
-from metavrf.config import TEST_SEED, DataSettings
+from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.kernels.spectral import RandomFeatures
-from metavrf.learners import build
 from metavrf.learners.base import Learner
 from metavrf.learners.kernel import one_kernel
 from metavrf.memory import keep_freed_memory
 from metavrf.nn.embeddings import ConvNet
 from metavrf.nn.inference import gaussian_kl
-from metavrf.presets import preset
 from metavrf.randomness import stream
+from metavrf.runs.training import Trainer
+from metavrf.settings import DataSettings
+from metavrf.spec import TaskSpec
 from metavrf.tasks.bank import Bank
-from metavrf.tasks.datasets import NAMED_SETS
-from metavrf.tasks.source import Description, Tasks, open_tasks
-from metavrf.training import Trainer
+from metavrf.tasks.datasets import DATASETS
+from metavrf.tasks.source import Tasks, open_tasks
+from metavrf.testing.settings import TEST_SEED
 from speed.gradients import Gradients, pooling_derived
 from speed.step import (
     EXACT,
@@ -114,7 +115,7 @@ class Pieces:
 
     def step_as_trained(self) -> Call:
         """With the dropout and the changes to images that the preset trains with."""
-        usual = preset("omniglot")
+        usual = Config.of("omniglot")
         config = step_config(self.work, dropout=usual.embedding.dropout)
         return make_trainer(config, random_tasks(self.bank, usual.data.augment)).train_step
 
@@ -136,8 +137,8 @@ class Pieces:
 
     def evaluation(self) -> Call:
         """3,000 episodes: drawn, their images embedded once, solved, and the figures of a result."""
-        from metavrf.api import load
-        from metavrf.evaluation import evaluate_learner
+        from metavrf.model import load
+        from metavrf.testing.evaluation import evaluate_learner
 
         learner: Learner
         source: Tasks
@@ -145,7 +146,7 @@ class Pieces:
             learner, source = load("omniglot"), open_tasks("omniglot", DataSettings(), quiet=True)
         else:
             source = random_tasks(random_bank(self.work.test_classes, self.work.samples, self.work.side))
-            learner = build(step_config(self.work), source.description).eval()
+            learner = build(step_config(self.work), source.spec).eval()
         shape = replace(step_config(self.work).episode, test_query=self.work.query)
 
         def run() -> None:
@@ -170,7 +171,7 @@ class Pieces:
 
     def adaptation(self) -> Call:
         """One task on ready features, from its samples to its answers."""
-        description = Description((self.work.ready,), None)
+        description = TaskSpec((self.work.ready,), None)
         learner = build(step_config(self.work), description)
         learner.initialise(self.ready)
         learner.eval()
@@ -250,7 +251,7 @@ class Pieces:
 
 def omniglot_at_hand() -> bool:
     """Whether its files are there, so that nothing need be fetched."""
-    return all(NAMED_SETS["omniglot"].locate("").values())
+    return all(DATASETS["omniglot"].locate("").values())
 
 
 def main() -> None:

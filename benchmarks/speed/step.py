@@ -17,7 +17,6 @@ from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.kernels.random_features import Draws, fourier_features
 from metavrf.kernels.spectral import RandomFeatures
-from metavrf.learners import build
 from metavrf.learners.base import Learner
 from metavrf.learners.head import RidgeHead
 from metavrf.learners.metavrf import MetaVRF
@@ -25,14 +24,14 @@ from metavrf.nn.embeddings import ConvNet
 from metavrf.nn.inference import Prior, TaskSummary, gaussian_kl
 from metavrf.nn.mlp import GaussianMLP
 from metavrf.nn.normalisation import Own
-from metavrf.presets import preset
 from metavrf.randomness import stream
-from metavrf.run import Run
+from metavrf.runs.directory import Run
+from metavrf.runs.training import Trainer, make_fabric
+from metavrf.spec import TaskSpec
 from metavrf.studies.sine import ONE_KERNEL
 from metavrf.tasks.bank import Bank
-from metavrf.tasks.source import ClassTasks, Description, Tasks, open_tasks
+from metavrf.tasks.source import ClassTasks, Tasks, open_tasks
 from metavrf.tasks.splits import PARTS
-from metavrf.training import Trainer, make_fabric
 from speed.turns import Call
 from speed.work import Work
 
@@ -53,7 +52,7 @@ def random_bank(classes: int, samples: int, side: int) -> Bank:
 def random_tasks(bank: Bank, augment: str = "none") -> ClassTasks:
     """Tasks on a bank of pictures, whatever they are for."""
     names = list(bank.names)
-    description = Description(tuple(bank.inputs.shape[1:]), None, "none")
+    description = TaskSpec(tuple(bank.inputs.shape[1:]), None, "none")
     return ClassTasks(bank, dict.fromkeys(PARTS, names), description, augment=augment)
 
 
@@ -72,7 +71,7 @@ def step_config(work: Work, learner: str = "metavrf", **options: Any) -> Config:
         "dropout": 0.0,
         "prototype_weight": 0.0,
     }
-    return preset("omniglot", learner).with_options(**shape | options)
+    return Config.of("omniglot", learner).with_options(**shape | options)
 
 
 def sine_config(work: Work, *, many: bool = False, **options: Any) -> Config:
@@ -89,7 +88,7 @@ def sine_config(work: Work, *, many: bool = False, **options: Any) -> Config:
         "most_shot": 0,
     }
     kernels = {"components": work.kernels} if many else ONE_KERNEL | {"context_inputs": "x"}
-    return preset("sine").with_options(**kernels | shape | options)
+    return Config.of("sine").with_options(**kernels | shape | options)
 
 
 def sine_trainer(config: Config) -> Trainer:
@@ -99,7 +98,7 @@ def sine_trainer(config: Config) -> Trainer:
 
 def make_trainer(config: Config, tasks: Tasks) -> Trainer:
     """What ``metavrf train`` runs; it writes nothing, for only its steps are taken."""
-    learner = build(config, tasks.description)
+    learner = config.build(tasks.spec)
     nowhere = Run(Path(os.devnull) / "run")
     return Trainer(config, nowhere, make_fabric(config.training), tasks, learner, stopped=[], quiet=True)
 
@@ -229,7 +228,7 @@ class CommonStep:
         bank = bank if levers.bytes else replace(bank, inputs=bank.inputs.float() / 255)
         self.config, self.levers, self.step = config, levers, 0
         self.tasks = random_tasks(bank)
-        learner = build(config, self.tasks.description)
+        learner = config.build(self.tasks.spec)
         assert isinstance(learner, MetaVRF)
         plain = common_embedding(work, channels_last=levers.channels_last, relu_last=levers.relu_last)
         plain.load_state_dict(learner.embedding.state_dict())

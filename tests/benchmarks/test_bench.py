@@ -8,7 +8,6 @@ import pytest
 from bench import main
 from glyphs import write_glyph_table
 from metavrf.config import Config
-from metavrf.presets import preset
 from speed import accuracy
 from speed.charts import plot_curves
 from speed.measure import SECTIONS
@@ -104,7 +103,7 @@ def test_learners_train_for_the_same_time_and_are_validated_as_it_passes(
     table = write_glyph_table(tmp_path / "glyphs.parquet", range(30), drawers=20, side=16)
 
     def tiny(task: str, learner: str) -> Config:
-        return preset(task, learner).with_options(
+        return Config.of(task, learner).with_options(
             image_size=16, grey=True, channels=4, bases=16, batch=1, train_way=5, query=2, embedding="conv4", clip=1.0
         )
 

@@ -8,19 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from awake import awake, ridge_head
-from metavrf.config import MetaVRFSettings
+from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.learners import build
 from metavrf.learners.adapted import Adapted, Solving
 from metavrf.learners.base import Learner
 from metavrf.learners.kernel import KernelLearner
-from metavrf.learners.metavrf import MetaVRF
+from metavrf.learners.metavrf import MetaVRF, MetaVRFSettings
 from metavrf.nn.mlp import MLP
-from metavrf.presets import preset
 from metavrf.randomness import stream
+from metavrf.spec import TaskSpec
 from metavrf.tasks.functions import family
-from metavrf.tasks.source import Description
 
 SETTINGS: list[dict[str, Any]] = [
     {"feature_map": "cosine"},
@@ -35,8 +33,8 @@ each_setting = pytest.mark.parametrize("settings", SETTINGS, ids=str)
 
 
 def classes(learner: str = "metavrf", **settings: Any) -> KernelLearner:
-    config = preset("features.safetensors", learner).with_options(**{"bases": 32, "context": "none", **settings})
-    model = awake(build(config, Description((6,), None))).eval()
+    config = Config.of("features.safetensors", learner).with_options(**{"bases": 32, "context": "none", **settings})
+    model = awake(build(config, TaskSpec((6,), None))).eval()
     assert isinstance(model, KernelLearner)
     with torch.no_grad():
         model.log_length.fill_(0.7)

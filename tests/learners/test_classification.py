@@ -13,16 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from awake import awake, ridge_head
+from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.learners import build, learners
-from metavrf.learners.base import Learner, Statistics
+from metavrf.learners import LEARNERS
+from metavrf.learners.base import Learner
 from metavrf.learners.head import RIDGE_FLOOR
 from metavrf.learners.kernel import KernelLearner
 from metavrf.learners.metavrf import MetaVRF
 from metavrf.learners.relation import Relation
-from metavrf.presets import preset
-from metavrf.tasks.source import Description
+from metavrf.protocol import Statistics
+from metavrf.spec import TaskSpec
 from test_classes import SIDE
 from test_classes import tasks as tasks_on_bank
 
@@ -53,7 +54,7 @@ def experienced(
 ) -> Learner:
     """A learner with weights, scale, running statistics and context as after some training."""
     options = {"embedding": "conv4", "context": context, "channels": 16, "bases": 64, "way": 4, **options}
-    learner = awake(build(preset("./pictures", name).with_options(**options), Description((1, SIDE, SIDE), None)))
+    learner = awake(build(Config.of("./pictures", name).with_options(**options), TaskSpec((1, SIDE, SIDE), None)))
     for norm in (module for module in learner.modules() if isinstance(module, nn.BatchNorm2d)):
         nn.init.uniform_(norm.weight, 0.5, 2)
         nn.init.uniform_(norm.bias, -1, 1)
@@ -112,10 +113,10 @@ def test_views_are_refused_where_there_is_no_picture_or_no_one_embedding() -> No
     adapting = experienced("maml")
     with pytest.raises(UserError, match="views='flip' is not for a learner that adapts its embedding"):
         adapting.follow("inductive", views="flip")
-    points = build(preset("sine"), Description())
+    points = build(Config.of("sine"), TaskSpec())
     with pytest.raises(UserError, match="views='flip' is for learners that embed pictures"):
         points.follow("inductive", views="flip")
-    features = build(preset("ready.safetensors"), Description((300,), None))
+    features = build(Config.of("ready.safetensors"), TaskSpec((300,), None))
     with pytest.raises(UserError, match="views='flip' is for learners that embed pictures"):
         features.follow("inductive", views="flip")
 

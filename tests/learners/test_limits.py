@@ -3,10 +3,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from metavrf.evaluation import measure
-from metavrf.learners.limits import limits
+from metavrf.learners.measuring import measure
 from metavrf.randomness import stream
 from metavrf.tasks.functions import FunctionFamily, Sine, SineMAML
+from metavrf.testing.limits import limits
 
 
 def test_limits_have_no_parameters_and_are_those_of_the_family() -> None:

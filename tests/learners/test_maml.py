@@ -9,17 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from metavrf.config import InnerSettings
+from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.learners import build
-from metavrf.learners.maml import MAML
+from metavrf.learners.maml import MAML, InnerLoop
 from metavrf.learners.meta_sgd import MetaSGD
 from metavrf.nn.embeddings import ConvNet
 from metavrf.nn.mlp import MLP
-from metavrf.presets import preset
+from metavrf.spec import TaskSpec
 from metavrf.tasks.functions import family
-from metavrf.tasks.source import Description
 
 each_class = pytest.mark.parametrize("kind", [MAML, MetaSGD])
 each_order = pytest.mark.parametrize("first_order", [False, True])
@@ -44,7 +42,7 @@ def sine(shot: int = 5, seed: int = 0) -> Episodes:
 
 def curve_learner(kind: type[MAML], **settings: Any) -> MAML:
     torch.manual_seed(5)
-    inner = InnerSettings(**{"inner_steps": 2, "inner_lr": 0.05, **settings})
+    inner = InnerLoop(**{"inner_steps": 2, "inner_lr": 0.05, **settings})
     return kind(Smooth((1, 6, 5)), 1, inner, regression=True).double()
 
 
@@ -61,7 +59,7 @@ def pictures(way: int = 3, tasks: int = 3, seed: int = 0) -> Episodes:
 
 def picture_learner(kind: type[MAML], **settings: Any) -> MAML:
     torch.manual_seed(6)
-    inner = InnerSettings(**{"inner_steps": 2, "inner_lr": 0.3, **settings})
+    inner = InnerLoop(**{"inner_steps": 2, "inner_lr": 0.3, **settings})
     return kind(ConvNet((1, 9, 9), blocks=2, channels=4), 3, inner, regression=False)
 
 
@@ -207,8 +205,8 @@ def test_another_number_of_classes_is_refused() -> None:
 
 
 def test_ready_features_adapt_a_linear_layer() -> None:
-    config = preset("./features.safetensors", "maml").with_options(way=3)
-    learner = build(config, Description((6,), None))
+    config = Config.of("./features.safetensors", "maml").with_options(way=3)
+    learner = build(config, TaskSpec((6,), None))
     episodes = pictures()
     episodes = replace(
         episodes,

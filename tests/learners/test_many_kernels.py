@@ -15,23 +15,23 @@ from scipy.stats import multivariate_normal
 from torch import Tensor, nn
 
 from awake import awake
-from metavrf.adaptivity import adaptivity
-from metavrf.config import MetaVRFSettings
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.evaluation import calibrate_band, evaluate_learner, measure
 from metavrf.kernels import ridge
 from metavrf.kernels.spectral import Exact, Spectral
 from metavrf.learners.adapted import AdaptedMixture
 from metavrf.learners.base import Prediction
 from metavrf.learners.head import RIDGE_FLOOR, MixtureHead, RidgeHead
-from metavrf.learners.metavrf import MetaVRF
+from metavrf.learners.measuring import calibrate_band, measure
+from metavrf.learners.metavrf import MetaVRF, MetaVRFSettings
 from metavrf.learners.prototypical import Prototypical
 from metavrf.learners.shared import Shared
 from metavrf.nn.mixture import MixturePosterior
 from metavrf.nn.mlp import MLP
 from metavrf.randomness import stream
 from metavrf.tasks.functions import family
+from metavrf.testing.adaptivity import adaptivity
+from metavrf.testing.evaluation import evaluate_learner
 
 FEATURES = 6
 SETTINGS: list[dict[str, Any]] = [

@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from torch.distributions import Independent, Normal, kl_divergence
 
 from awake import awake, ridge_head
-from metavrf.config import Config, MetaVRFSettings
+from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.kernels.random_features import exact_kernel
 from metavrf.kernels.spectral import RandomFeatures
-from metavrf.learners import build
 from metavrf.learners.base import Prediction
-from metavrf.learners.metavrf import MetaVRF
+from metavrf.learners.metavrf import MetaVRF, MetaVRFSettings
 from metavrf.learners.prototypical import Prototypical
 from metavrf.nn.inference import laplace_attention
 from metavrf.nn.mlp import MLP, GaussianMLP

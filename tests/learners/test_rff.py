@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from awake import ridge_head
-from metavrf.config import MetaVRFSettings
 from metavrf.learners.head import RIDGE_FLOOR
+from metavrf.learners.metavrf import MetaVRFSettings
 from metavrf.learners.rff import RFF
 from metavrf.nn.mlp import MLP
 from metavrf.tasks.functions import family

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from metavrf.config import MetaVRFSettings
 from metavrf.episodes import Episodes
-from metavrf.learners.metavrf import MetaVRF
+from metavrf.learners.metavrf import MetaVRF, MetaVRFSettings
 from metavrf.nn.mlp import MLP, GaussianMLP
 from metavrf.randomness import stream
 from metavrf.tasks.functions import family

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metavrf.episodes import Episodes
-from metavrf.evaluation import leave_one_out
+from metavrf.learners.measuring import leave_one_out
 from metavrf.learners.untrained import Untrained
 from metavrf.randomness import stream
 

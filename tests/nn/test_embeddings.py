@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from metavrf.config import EmbeddingSettings
 from metavrf.errors import UserError
-from metavrf.nn.embeddings import ConvNet, Embedding, Ready, ResNet12, WideResNet, make_embedding
+from metavrf.nn.embeddings import ConvNet, Embedding, EmbeddingSettings, Ready, ResNet12, WideResNet, make_embedding
 
 SMALL: dict[str, Callable[..., Embedding]] = {
     "ceil": lambda **options: ConvNet((3, 13, 10), blocks=3, channels=6, **options),

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from metavrf.config import Views
 from metavrf.errors import UserError
 from metavrf.nn.embeddings import ConvNet
 from metavrf.nn.views import shifted, views_of
+from metavrf.settings import Views
 
 
 def pictures(side: int = 16) -> Tensor:

@@ -107,7 +107,7 @@ def test_maml_is_shown_beside_the_curve(curve_runs: tuple[Path, Path], tmp_path:
 def test_shipped_curve_models_are_found_by_name_and_may_be_missing(
     curve_runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from metavrf import run as runs
+    from metavrf.runs import directory as runs
     from metavrf.serve import models
 
     folder = curve_runs[0].parent

@@ -17,16 +17,16 @@ from PIL import Image
 from scipy.stats import chisquare
 
 from glyphs import encoded, glyph, refused, write_table
-from metavrf.config import DataSettings, EpisodeSettings
 from metavrf.errors import UserError
+from metavrf.settings import DataSettings, EpisodeSettings
 from metavrf.tasks import download
-from metavrf.tasks.datasets import NAMED_SETS, listing, named_set
+from metavrf.tasks.datasets import DATASETS, listing
 from metavrf.tasks.images import Preprocessing
 from metavrf.tasks.source import ClassTasks, open_tasks
 from metavrf.tasks.splits import PARTS
 
 REAL = Path(os.environ.get("METAVRF_DATA") or "no-data").resolve()
-OMNIGLOT = NAMED_SETS["omniglot"]
+OMNIGLOT = DATASETS["omniglot"]
 FILES = ("omniglot-background.parquet", "omniglot-evaluation.parquet")
 ALPHABETS = ("Latin", "Greek", "Tifinagh", "Tengwar")
 
@@ -94,16 +94,16 @@ def test_what_cannot_be_downloaded_is_refused_with_which_files_to_put_where(tmp_
     with refused("mini-imagenet cannot be downloaded", "non-commercial", f"put {files} into {where}"):
         open_tasks("mini-imagenet", DataSettings())
     with refused(tmp_path / "nowhere", "does not exist"):
-        NAMED_SETS["cifar-fs"].find(str(tmp_path / "nowhere"))
+        DATASETS["cifar-fs"].find(str(tmp_path / "nowhere"))
 
 
-@pytest.mark.parametrize("name", NAMED_SETS)
+@pytest.mark.parametrize("name", DATASETS)
 def test_names_that_are_not_known_are_refused_before_anything_is_read(name: str) -> None:
-    assert named_set(name) is NAMED_SETS[name]
-    with refused("'lunar'", name, ", ".join(NAMED_SETS[name].splits)):
+    assert DATASETS.__getitem__(name) is DATASETS[name]
+    with refused("'lunar'", name, ", ".join(DATASETS[name].splits)):
         open_tasks(name, DataSettings(split="lunar"))
     with refused("'mnist'", "omniglot, cifar-fs, fc100, mini-imagenet"):
-        named_set("mnist")
+        DATASETS.__getitem__("mnist")
 
 
 def test_omniglot_is_bright_ink_in_four_rotations_grouped_by_alphabet(
@@ -134,8 +134,8 @@ def shade(colour: tuple[int, int, int], side: int) -> bytes:
 
 def write_cifar(folder: Path, *, samples: int = 2) -> list[str]:
     """Both files of CIFAR-100, all red; gives the class names."""
-    names = sorted(chain(*NAMED_SETS["fc100"].splits["oreshkin"]([], 0).values()))
-    for file in NAMED_SETS["fc100"].files:
+    names = sorted(chain(*DATASETS["fc100"].splits["oreshkin"]([], 0).values()))
+    for file in DATASETS["fc100"].files:
         write_classes(folder / file, names, shade((250, 0, 0), 32), samples)
     return names
 
@@ -148,7 +148,7 @@ def write_mixed(folder: Path) -> None:
     write_classes(folder / FILES[0], characters[:964], encoded(page))
     write_classes(folder / FILES[1], characters[964:], encoded(page))
     write_cifar(folder, samples=1)
-    for file, first, last in zip(NAMED_SETS["mini-imagenet"].files, (0, 64, 80), (64, 80, 100), strict=True):
+    for file, first, last in zip(DATASETS["mini-imagenet"].files, (0, 64, 80), (64, 80, 100), strict=True):
         write_classes(folder / file, [f"n{number:02d}" for number in range(first, last)], shade((0, 250, 0), 84))
 
 
@@ -209,7 +209,7 @@ MIXED_SHAPE = EpisodeSettings(way=5, shot=1, query=1, test_query=1, batch=900, t
 
 
 def test_mixed_images_are_of_one_size_in_colour_and_characters_bright_on_black(mixed: ClassTasks) -> None:
-    assert mixed.description.inputs == (3, 32, 32)
+    assert mixed.spec.inputs == (3, 32, 32)
     assert mixed.bank.inputs.shape == (4 * 1623 * 2 + 200 + 200, 3, 32, 32)
     character = mixed.bank.inputs[0].float()
     assert torch.equal(character, character[:1].expand(3, -1, -1))
@@ -224,7 +224,7 @@ def test_mixed_images_are_split_as_each_of_the_sets_is(mixed: ClassTasks) -> Non
         assert bank.group_sizes().tolist() == sizes
         for name in ("omniglot", "cifar-fs", "mini-imagenet"):
             own = [n.removeprefix(f"{name}/") for n in mixed.bank.names if n.startswith(f"{name}/")]
-            split = next(iter(NAMED_SETS[name].splits.values()))(own, 0)[part]
+            split = next(iter(DATASETS[name].splits.values()))(own, 0)[part]
             assert [n for n in bank.names if n.startswith(f"{name}/")] == [f"{name}/{n}" for n in split]
 
 
@@ -249,7 +249,7 @@ def test_a_stream_on_mixed_images_is_of_one_set(mixed: ClassTasks, generator: to
 
 
 def test_a_listing_counts_mixed_images(mixed_data: Path) -> None:
-    entry = listing(NAMED_SETS["mixed-images"], str(mixed_data))
+    entry = listing(DATASETS["mixed-images"], str(mixed_data))
     assert entry["classes"] == {"train": 4112 + 64 + 64, "val": 688 + 16 + 16, "test": 1692 + 20 + 20}
     assert entry["images"] == {part: 2 * classes for part, classes in entry["classes"].items()}
 
@@ -316,7 +316,7 @@ def omniglot(decoded: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
         assert isinstance(tasks, ClassTasks)
         characters = {part: [n for n in bank.names if "@" not in n] for part, bank in tasks.banks.items()}
         assert len(set(chain(*characters.values()))) == sum(map(len, characters.values())) == 1623
-        assert ordered(tasks.description.classes) == {part: sorted(turned(names)) for part, names in characters.items()}
+        assert ordered(tasks.spec.classes) == {part: sorted(turned(names)) for part, names in characters.items()}
         return tasks
 
     return opened
@@ -325,8 +325,8 @@ def omniglot(decoded: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
 @needs_real_data
 def test_omniglot_is_split_as_published(omniglot: Open) -> None:
     tasks, split = omniglot(), published("omniglot_vinyals_splits.json")["splits"]
-    assert tasks.description.split == "vinyals"
-    assert ordered(tasks.description.classes) == {part: sorted(turned(names)) for part, names in split.items()}
+    assert tasks.spec.split == "vinyals"
+    assert ordered(tasks.spec.classes) == {part: sorted(turned(names)) for part, names in split.items()}
     assert tasks.bank.inputs.shape == (4 * 1623 * 20, 1, 28, 28)
     assert 10 < tasks.bank.inputs[::1000].float().mean() < 60  # little ink on black
     assert {part: len(bank.names) for part, bank in tasks.banks.items()} == {"train": 4112, "val": 688, "test": 1692}
@@ -347,7 +347,7 @@ def test_a_listing_counts_classes_and_images_and_decodes_none(
     name: str, classes: tuple[int, ...], images: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Preprocessing, "decode", lambda *_: pytest.fail("decoded"))
-    entry = listing(NAMED_SETS[name], str(REAL))
+    entry = listing(DATASETS[name], str(REAL))
     assert entry["complete"] is True
     assert entry["classes"] == dict(zip(PARTS, classes, strict=True))
     assert entry["images"] == dict(zip(PARTS, images, strict=True))
@@ -370,7 +370,7 @@ def test_lakes_split_of_omniglot_is_by_alphabet(omniglot: Open, generator: torch
 
 @needs_real_data
 def test_a_random_split_of_omniglot_is_of_characters_by_seed(omniglot: Open) -> None:
-    first, again, other = (omniglot("random", seed).description for seed in (0, 0, 1))
+    first, again, other = (omniglot("random", seed).spec for seed in (0, 0, 1))
     assert {part: len(names) for part, names in first.classes.items()} == {"train": 4400, "val": 400, "test": 1692}
     assert first == again
     assert first.classes != other.classes
@@ -379,8 +379,8 @@ def test_a_random_split_of_omniglot_is_of_characters_by_seed(omniglot: Open) -> 
 @needs_real_data
 @pytest.mark.parametrize("name", ["cifar-fs", "fc100"])
 def test_the_splits_of_cifar_are_as_published(name: str) -> None:
-    (divide,) = NAMED_SETS[name].splits.values()
-    train, test = (names_of(file) for file in NAMED_SETS[name].files)
+    (divide,) = DATASETS[name].splits.values()
+    train, test = (names_of(file) for file in DATASETS[name].files)
     split, lists = divide(train, 0), published("cifar_fs_splits.json")
     fc100 = {part: entry["classes"] for part, entry in lists["fc100"].items()}
     assert ordered(split) == ordered(lists["cifar_fs"] if name == "cifar-fs" else fc100)
@@ -392,7 +392,7 @@ def test_the_splits_of_cifar_are_as_published(name: str) -> None:
 
 @needs_real_data
 def test_mini_imagenet_is_split_as_published() -> None:
-    named, lists = NAMED_SETS["mini-imagenet"], published("miniimagenet_splits.json")["splits"]
+    named, lists = DATASETS["mini-imagenet"], published("miniimagenet_splits.json")["splits"]
     split = named.splits["ravi"]([name for file in named.files for name in names_of(file)], 0)
     assert ordered(split) == ordered(lists)
 
@@ -400,9 +400,9 @@ def test_mini_imagenet_is_split_as_published() -> None:
 @needs_real_data
 @pytest.mark.parametrize(("name", "side"), [("cifar-fs", 32), ("fc100", 32), ("mini-imagenet", 84)])
 def test_the_first_pictures_of_each_file_can_be_decoded(name: str, side: int) -> None:
-    for file in NAMED_SETS[name].files:
+    for file in DATASETS[name].files:
         batch = next(pyarrow.parquet.ParquetFile(REAL / file).iter_batches(batch_size=3))
         for row in batch.to_pylist():
-            pixels = NAMED_SETS[name].preprocessing.decode(row["image"]["bytes"], file)
+            pixels = DATASETS[name].preprocessing.decode(row["image"]["bytes"], file)
             assert pixels.shape == (3, side, side)
             assert pixels.std() > 5

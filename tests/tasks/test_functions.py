@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 import metavrf
-from metavrf import api
-from metavrf.config import EpisodeSettings
 from metavrf.errors import UserError
 from metavrf.randomness import stream
+from metavrf.settings import EpisodeSettings
 from metavrf.tasks import functions
 from metavrf.tasks.families import Line, Mixed, Step, Wave
 from metavrf.tasks.functions import FunctionFamily, Sine, SineMAML, family, register_family
@@ -186,7 +185,7 @@ def test_a_family_of_ones_own_can_be_trained_and_evaluated(tmp_path: Path) -> No
     )
     result = json.loads(run.result_file.read_text())
     assert (result["task"], result["steps"], result["best_step"]) == ("sawtooth", 30, 30)
-    evaluation = api.evaluate(tmp_path / "run", tasks=20)
+    evaluation = metavrf.evaluate(tmp_path / "run", tasks=20)
     assert evaluation.tasks == 20
     assert 0 < evaluation.mean < 3**2
     assert api.limits("sawtooth", shot=5, tasks=2) == {}

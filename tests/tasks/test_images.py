@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, PngImagePlugin
 
 from glyphs import IMAGE, encoded, glyph, refused, write_glyph_folder, write_glyph_table, write_table
-from metavrf.run import write_tensors
+from metavrf.files import write_tensors
 from metavrf.tasks.bank import Bank
 from metavrf.tasks.images import FolderSource, ParquetSource, Preprocessing, Source, cache_folder, read_bank
 

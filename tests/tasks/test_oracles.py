@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from metavrf.config import TEST_SEED
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.prediction import Prediction
 from metavrf.randomness import stream
 from metavrf.tasks.families import GaussianMatern, GaussianMixed, GaussianPeriodic, GaussianProcess, GaussianRBF
-from metavrf.tasks.functions import FunctionFamily, Sine, SineMAML, families, family
+from metavrf.tasks.functions import FunctionFamily, Sine, SineMAML, family
 from metavrf.tasks.oracles import (
     JITTER,
     AffineLimit,
@@ -25,6 +24,7 @@ from metavrf.tasks.oracles import (
     _cut_normal,
     _stand_ins,
 )
+from metavrf.testing.settings import TEST_SEED
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 MEAN_AMPLITUDE = (0.1 + 5) / 2

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from glyphs import encoded, glyph, name_of, refused, write_glyph_folder, write_glyph_table, write_table
-from metavrf.config import DataSettings, EpisodeSettings
 from metavrf.episodes import Episodes
+from metavrf.files import write_tensors
 from metavrf.randomness import stream
-from metavrf.run import write_tensors
+from metavrf.settings import DataSettings, EpisodeSettings
+from metavrf.spec import TaskSpec
 from metavrf.tasks.bank import Bank
-from metavrf.tasks.source import ClassTasks, Description, FunctionTasks, open_tasks
+from metavrf.tasks.source import ClassTasks, FunctionTasks, open_tasks
 
 SETTINGS = DataSettings(image_size=16, grey=True)
 SPLIT = {"train": ["a", "c", "e", "g"], "val": ["b", "h"], "test": ["d", "f"]}
@@ -36,7 +37,7 @@ def opened(path: Path, settings: DataSettings = SETTINGS, drawers: int = 6) -> C
     tasks = open_tasks(str(path), settings, quiet=True)
     assert isinstance(tasks, ClassTasks)
     for part, bank in tasks.banks.items():
-        assert list(bank.names) == list(tasks.description.classes[part])
+        assert list(bank.names) == list(tasks.spec.classes[part])
         for name, start, count in zip(bank.names, bank.starts, bank.counts, strict=True):
             expected = [glyph(int(name.removeprefix("glyph")), drawer).tolist() for drawer in range(drawers)]
             assert bank.inputs[start : start + count, 0].tolist() == expected
@@ -50,7 +51,7 @@ def of(*numbers: int) -> list[str]:
 @BOTH
 def test_own_pictures_are_split_at_random_by_seed(write: Write, ending: str, tmp_path: Path) -> None:
     path = write(tmp_path / f"own{ending}", range(10))
-    first, again, other = (opened(path, replace(SETTINGS, split_seed=seed)).description for seed in (0, 0, 1))
+    first, again, other = (opened(path, replace(SETTINGS, split_seed=seed)).spec for seed in (0, 0, 1))
     assert {part: len(names) for part, names in first.classes.items()} == {"train": 6, "val": 2, "test": 2}
     assert sorted(name for names in first.classes.values() for name in names) == of(*range(10))
     assert (first.inputs, first.targets, first.split) == ((1, 16, 16), None, "random, seed 0")
@@ -62,7 +63,7 @@ def test_own_pictures_are_split_at_random_by_seed(write: Write, ending: str, tmp
 def test_colour_and_size_are_as_asked_for_and_six_classes_are_enough(tmp_path: Path) -> None:
     path = write_glyph_table(tmp_path / "own.parquet", range(6))
     tasks = open_tasks(str(path), DataSettings(image_size=9), quiet=True)
-    assert tasks.description.inputs == (3, 9, 9)
+    assert tasks.spec.inputs == (3, 9, 9)
     assert isinstance(tasks, ClassTasks)
     assert tasks.bank.inputs.shape == (36, 3, 9, 9)
     few = write_glyph_table(tmp_path / "few.parquet", range(5))
@@ -76,7 +77,7 @@ def test_data_in_three_parts_is_split_so(write: Write, ending: str, val: str, tm
     for part, numbers in (("train", (3, 5, 7)), (val, (1, 2)), ("test", (0, 9))):
         write(tmp_path / "set" / f"{part}{ending}", numbers)
     (tmp_path / "set" / ".git").mkdir()
-    description = opened(tmp_path / "set").description
+    description = opened(tmp_path / "set").spec
     assert description.classes == {"train": of(3, 5, 7), "val": of(1, 2), "test": of(0, 9)}
     assert description.split == "given"
 
@@ -85,7 +86,7 @@ def test_data_in_three_parts_is_split_so(write: Write, ending: str, val: str, tm
 def test_tables_of_a_part_are_read_together(names: tuple[str, ...], split: str, tmp_path: Path) -> None:
     for number, name in enumerate(names):
         write_glyph_table(tmp_path / "set" / f"{name}.parquet", [2 * number, 2 * number + 1])
-    description = opened(tmp_path / "set").description
+    description = opened(tmp_path / "set").spec
     assert {part: len(classes) for part, classes in description.classes.items()} == {"train": 4, "val": 2, "test": 2}
     assert description.split.startswith(split)
 
@@ -113,7 +114,7 @@ def write_features(path: Path, **changed: Any) -> Path:
         "counts": torch.full((8,), 10),
         "groups": torch.tensor([0, 0, 0, 1, 1, 1, 0, 1]),
     }
-    description = Description((3,), None, "given", "00", "ImageNet-1k", SPLIT).to_dict()
+    description = TaskSpec((3,), None, "given", "00", "ImageNet-1k", SPLIT).to_dict()
     entries = tensors | {"names": list("abcdefgh"), "description": description} | changed
     kept = {name: value for name, value in entries.items() if value is not None}
     write_tensors(
@@ -127,7 +128,7 @@ def write_features(path: Path, **changed: Any) -> Path:
 def test_a_feature_file_is_read_as_it_was_written(tmp_path: Path, generator: torch.Generator) -> None:
     path = write_features(tmp_path / "own.safetensors")
     tasks = open_tasks(str(path), DataSettings(augment="affine"))
-    assert tasks.description == Description((3,), None, "given", "00", "ImageNet-1k", SPLIT)
+    assert tasks.spec == TaskSpec((3,), None, "given", "00", "ImageNet-1k", SPLIT)
     assert shown(tasks.training(SHAPE, generator)) == [0, 2, 4, 6]
     assert shown(tasks.held_out("test", 60, SHAPE, generator, within_group=True)) == [3, 5]
 
@@ -140,8 +141,8 @@ def test_a_feature_file_is_read_as_it_was_written(tmp_path: Path, generator: tor
         {"names": None},
         {"description": None},
         {"description": {}},
-        {"description": Description().to_dict()},
-        {"description": Description(classes=SPLIT).to_dict() | {"more": 1}},
+        {"description": TaskSpec().to_dict()},
+        {"description": TaskSpec(classes=SPLIT).to_dict() | {"more": 1}},
         {"inputs": torch.full((80, 3), torch.nan)},
         {"inputs": torch.zeros(80, 3, 1)},
         {"starts": torch.arange(8) * 11},
@@ -163,7 +164,7 @@ def test_a_cut_feature_file_is_refused(keep: int, tmp_path: Path) -> None:
         open_tasks(str(path), SETTINGS)
 
 
-EMBEDDED = Description((3,), None, "given", "00", "ImageNet", SPLIT, "efficientnet-lite0@160", "cifar-fs")
+EMBEDDED = TaskSpec((3,), None, "given", "00", "ImageNet", SPLIT, "efficientnet-lite0@160", "cifar-fs")
 
 
 def test_a_feature_file_is_found_where_it_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +226,7 @@ def test_what_is_not_there_is_refused_with_what_there_is(task: str, named: str) 
 
 def test_functions_are_tasks_of_regression(generator: torch.Generator) -> None:
     tasks = open_tasks("sine", SETTINGS)
-    assert tasks.description == Description((1,), 1)
+    assert tasks.spec == TaskSpec((1,), 1)
     assert tasks.training(EpisodeSettings(shot=4, query=6, batch=3), generator).query_x.shape == (3, 6, 1)
     assert tasks.held_out("test", 9, EpisodeSettings(shot=4), generator).support_x.shape == (9, 4, 1)
     with refused("omniglot"):
@@ -249,7 +250,7 @@ def shaded(groups: str = "", **options: Any) -> ClassTasks:
     shades = torch.arange(8).repeat_interleave(10)
     bank = Bank.of_labels(shades.view(-1, 1, 1, 1).repeat(1, 1, 8, 8).byte(), shades, list("abcdefgh"))
     bank = replace(bank, groups=torch.tensor([int(group) for group in groups])) if groups else bank
-    return ClassTasks(bank, SPLIT, Description((1, 8, 8), None, "given", "", "", SPLIT), **options)
+    return ClassTasks(bank, SPLIT, TaskSpec((1, 8, 8), None, "given", "", "", SPLIT), **options)
 
 
 def shown(episodes: Episodes) -> list[int]:
@@ -385,8 +386,8 @@ def test_training_images_are_augmented_by_seed_and_held_out_ones_never(augment: 
 
 
 def test_a_description_survives_json() -> None:
-    for description in (Description(), Description((3, 8, 8), None, "given", "ab12", "ImageNet-1k", SPLIT)):
-        assert Description.from_dict(json.loads(json.dumps(description.to_dict()))) == description
+    for description in (TaskSpec(), TaskSpec((3, 8, 8), None, "given", "ab12", "ImageNet-1k", SPLIT)):
+        assert TaskSpec.from_dict(json.loads(json.dumps(description.to_dict()))) == description
 
 
 def test_rotations_are_trained_on_as_classes_and_never_tested_on(tmp_path: Path, generator: torch.Generator) -> None:
