@@ -36,11 +36,11 @@ def generator() -> torch.Generator:
 def curve_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two tiny runs on sine curves: MetaVRF and plain random features."""
     import metavrf
-    from processes import TINY_OPTIONS
+    from processes import TINY_KERNEL_OPTIONS, TINY_OPTIONS
 
     path = tmp_path_factory.mktemp("curves")
     metavrf.train("sine", out=path / "small-sine", quiet=True, **TINY_OPTIONS | {"context": "none"})
-    metavrf.train("sine", out=path / "small-rff", quiet=True, learner="rff", **TINY_OPTIONS | {"context": "none"})
+    metavrf.train("sine", out=path / "small-rff", quiet=True, learner="rff", **TINY_KERNEL_OPTIONS)
     return path / "small-sine", path / "small-rff"
 
 

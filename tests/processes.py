@@ -30,7 +30,7 @@ TIMEOUT = 120  # seconds; generous, a command takes one or two
 TINY = shlex.split(
     "--iterations 60 --validate-every 20 --validate-tasks 10 --bases 32 --batch 4 --query 5 --threads 1 --warmup 10 "
     "--components 1 --train-kernel features --context bilstm --context-inputs x --kl-weight 1e-3 --lr 2e-3 "
-    "--train-shot 0 --most-shot 0 --function-embedding mlp --guards 0"
+    "--train-shot 0 --most-shot 0 --embedding mlp --guards 0"
 )
 TINY_OPTIONS: dict[str, Any] = {
     "iterations": 60,
@@ -49,14 +49,16 @@ TINY_OPTIONS: dict[str, Any] = {
     "lr": 2e-3,
     "train_shot": 0,
     "most_shot": 0,
-    "function_embedding": "mlp",
+    "embedding": "mlp",
     "guards": 0,
 }
-DOCUMENTED = {"config.toml", "model.safetensors", "state.safetensors", "metrics.jsonl", "result.json"}
+OF_METAVRF = ("components", "context", "context_inputs", "kl_weight", "guards")
+TINY_KERNEL_OPTIONS = {name: value for name, value in TINY_OPTIONS.items() if name not in OF_METAVRF}  # of rff, shared
+DOCUMENTED = {"config.toml", "data.json", "model.safetensors", "state.safetensors", "metrics.jsonl", "result.json"}
 
 # A fork server imports torch once; each command then starts in milliseconds, in a process as real as any other.
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["pytest", "metavrf.cli", "metavrf.training", "metavrf.api"])
+_server.set_forkserver_preload(["pytest", "metavrf.cli", "metavrf.commands.train", "metavrf.commands.runs", "metavrf.testing.compare"])
 
 
 @dataclass
@@ -227,7 +229,7 @@ def broken_and_resumed(train: Callable[[], object], out: Path, step: int, monkey
     whole_step = training.Trainer.train_step
 
     def crash(trainer: training.Trainer) -> dict[str, Tensor]:
-        if trainer.step == step:
+        if trainer.at.step == step:
             raise ZeroDivisionError
         return whole_step(trainer)
 

@@ -18,56 +18,29 @@ from torch import Tensor
 
 import metavrf
 from metavrf.config import Config
-from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.learners import measuring as evaluation
+from metavrf.learners import measuring
 from metavrf.learners.kernel import KernelLearner
 from metavrf.learners.measuring import calibrate, calibration_error, log_probabilities, measure
-from metavrf.protocol import Statistics
+from metavrf.protocol import Protocol, Statistics
 from metavrf.runs.directory import Run
 from metavrf.spec import TaskSpec
-from metavrf.tasks.bank import Bank
 from metavrf.testing.evaluation import evaluate_learner, fingerprint
+from pictures_on_disk import CLASSES, SAMPLES, SIDE, TINY, tasks, write_folder
 from processes import assert_same_run, broken_and_resumed, without
 
-CLASSES, SAMPLES, SIDE = 25, 8, 12
 each_statistics = pytest.mark.parametrize("statistics", ["running", "support", "episode"])
 
 
-def patterns() -> Tensor:
-    """Classes that are coarse random pictures, their samples under fine noise: ``[classes, samples, 12, 12]``."""
-    generator = torch.Generator().manual_seed(9)
-    coarse = 255 * torch.rand(CLASSES, 1, 3, 3, generator=generator)
-    centres = coarse.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3)
-    noise = torch.randn(CLASSES, SAMPLES, SIDE, SIDE, generator=generator)
-    return (centres + 80 * noise).clamp(0, 255).byte()
-
-
-def write_folder(folder: Path) -> Path:
-    """The same as PNG files, one sub-folder a class."""
-    for number, samples in enumerate(patterns().numpy()):
-        (folder / f"class{number:02}").mkdir(parents=True)
-        for index, pixels in enumerate(samples):
-            Image.fromarray(pixels).save(folder / f"class{number:02}" / f"{index}.png")
-    return folder
-
-
-def tasks(count: int = 12, way: int = 4, shot: int = 2, query: int = 5, seed: int = 0) -> Episodes:
-    labels = torch.arange(CLASSES).repeat_interleave(SAMPLES)
-    bank = Bank.of_labels(patterns().flatten(0, 1).unsqueeze(1), labels, [str(k) for k in range(CLASSES)])
-    return bank.sample(count, way, shot, query, torch.Generator().manual_seed(seed))
-
-
-def learner(statistics: Statistics = "running") -> KernelLearner:
+def learner() -> KernelLearner:
     """An untrained learner whose running statistics are not trivial, and which is too sure of itself."""
     config = Config.of("./pictures").with_options(embedding="conv4", channels=16, bases=64, gamma=25.0)
-    made = build(config, TaskSpec((1, SIDE, SIDE), targets=None))
+    made = config.build(TaskSpec((1, SIDE, SIDE), targets=None))
     assert isinstance(made, KernelLearner)
     made.initialise(tasks().looked_up())
     with torch.no_grad():
         for seed in range(20):
             made.remember(made.train()(tasks(2, seed=seed).looked_up()))
-    made.statistics = statistics
     return made.eval()
 
 
@@ -79,7 +52,7 @@ def own_calibration_error(confidence: Any, right: Any) -> float:
 
 
 def test_each_image_is_embedded_once_and_that_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "IMAGES_AT_ONCE", 7)
+    monkeypatch.setattr(measuring, "IMAGES_AT_ONCE", 7)
     model, episodes = learner(), tasks(60)
     apart = torch.cat([model.predict(task.looked_up()).mean for task in episodes.batches(1)])
     seen: list[Tensor] = []
@@ -91,8 +64,8 @@ def test_each_image_is_embedded_once_and_that_changes_no_answer(monkeypatch: pyt
 
 @each_statistics
 def test_results_do_not_depend_on_the_batch_size(statistics: Statistics) -> None:
-    model, episodes = learner(statistics), tasks()
-    one, five, default = (evaluate_learner(model, episodes, 0, batch) for batch in (1, 5, None))
+    model, episodes, protocol = learner(), tasks(), Protocol(statistics)
+    one, five, default = (evaluate_learner(model, episodes, 0, batch, protocol) for batch in (1, 5, None))
     for other in (one, five):
         assert torch.equal(other.per_task, default.per_task)
         assert other.nll == pytest.approx(default.nll, rel=1e-5)
@@ -173,11 +146,6 @@ def test_calibrating_finds_the_temperature_of_least_nll_and_changes_no_answer() 
 
 # Training on a folder of pictures, and testing the run
 
-TINY: dict[str, Any] = {"way": 3, "shot": 1, "query": 5, "test_query": 5, "batch": 2, "train_way": 6}
-TINY |= {"image_size": SIDE, "grey": True, "embedding": "conv4", "channels": 16, "context": "none", "bases": 64}
-TINY |= {"train_bases": 32, "lr": 5e-3, "warmup": 5, "validate_tasks": 60, "threads": 1, "quiet": True}
-
-
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     place = tmp_path_factory.mktemp("data")
@@ -201,8 +169,7 @@ def test_training_learns_classes_it_is_not_trained_on(run: Run) -> None:
 
 
 def test_a_run_keeps_the_lists_of_its_classes(run: Run) -> None:
-    data = run.data()
-    assert data is not None
+    data = json.loads(run.data_file.read_text())
     parts = [data["classes"][part] for part in ("train", "val", "test")]
     assert [len(part) for part in parts] == [15, 5, 5]
     assert sorted(name for part in parts for name in part) == [f"class{number:02}" for number in range(CLASSES)]
@@ -214,7 +181,7 @@ def test_testing_twice_gives_the_same_to_the_bit(run: Run) -> None:
     assert torch.equal(first.per_task, again.per_task)
     assert without(first.to_dict(), "seconds") == without(again.to_dict(), "seconds")
     assert (first.split, first.within_alphabet, first.pretraining) == ("random, seed 0", False, None)
-    assert first.temperature == pytest.approx(metavrf.load(run.path).temperature.item())
+    assert first.temperature == pytest.approx(metavrf.load(run.path).learner.temperature.item())
     assert first.temperature != 1
     assert metavrf.evaluate(run.path, tasks=20, seed=1).data_sha256 != first.data_sha256
 

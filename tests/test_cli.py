@@ -15,6 +15,8 @@ from metavrf.cli import main
 from metavrf.runs import training
 from metavrf.runs.directory import Run
 from metavrf.tasks.datasets import DATASETS
+from metavrf.tasks.functions import FAMILIES
+from metavrf.testing import compare, evaluate
 from processes import TINY, TINY_OPTIONS, DiskOf, run, run_real, snapshot, without
 
 COMMANDS = ("train", "evaluate", "compare", "info", "fit", "predict", "export", "demo", "study")
@@ -196,7 +198,7 @@ def test_a_plot_of_another_kind_is_refused_before_the_work_is_done(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[object] = []
-    monkeypatch.setattr(api, "evaluate", lambda *arguments, **options: calls.append(arguments))
+    monkeypatch.setattr(evaluate, "evaluate", lambda *arguments, **options: calls.append(arguments))
     assert "fits.gif" in refused(capsys, "evaluate", runs / "none", "--plot", tmp_path / "fits.gif")
     assert calls == []
 
@@ -258,7 +260,7 @@ def test_compare_of_different_tasks_is_refused(runs: Path, capsys: pytest.Captur
 
 def test_compare_of_different_shots_needs_one_to_compare_at(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sentence = refused(capsys, "compare", runs / "none", runs / "three")
-    assert sentence == "these runs were trained for different shots: say at which to compare them with --shot"
+    assert sentence == "these runs differ in --shot: say at which shot to compare them"
     found = printed_json(
         capsys, "compare", runs / "none", runs / "three", "--shot", 4, "--tasks", 4, "--no-floor", "--json"
     )
@@ -399,8 +401,8 @@ def test_an_unknown_task_is_one_sentence_that_names_the_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sentence = refused(capsys, "train", "sinus", "--out", tmp_path / "run")
-    assert sentence.startswith("task 'sinus' is unknown: choose from ")
-    assert all(f" {name}, " in sentence for name in (*FUNCTIONS, "omniglot", "mini-imagenet"))
+    assert sentence.startswith("there is no task 'sinus' (did you mean sine?): choose from ")
+    assert all(f" {name}, " in sentence for name in (*FAMILIES, "omniglot", "mini-imagenet"))
     assert snapshot(tmp_path) == {}
 
 
@@ -458,10 +460,10 @@ def test_a_plugin_adds_a_task_that_trains_and_evaluates(tmp_path: Path) -> None:
     assert len(json.loads(compared.out)["rows"]) == 1  # no limit is known
     without_it = run(evaluate, tmp_path / "log")
     assert without_it.code == 2
-    known = ", ".join([*sorted(FUNCTIONS), *DATASETS])
+    known = ", ".join([*FAMILIES, *DATASETS])
     assert without_it.err == (
-        f"metavrf: task 'sawtooth' is unknown: choose from {known}, or give a path, "
-        "or the file that registers it with --plugin\n"
+        f"metavrf: there is no task 'sawtooth': choose from {known}, or give a path, "
+        "or name the file that adds it with --plugin\n"
     )
 
 
@@ -486,9 +488,9 @@ def test_a_plugin_that_fails_is_one_sentence(code: str, tmp_path: Path, capsys: 
 def test_the_demo_prints_a_table_draws_a_picture_and_reuses_what_is_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compare = metavrf.compare
-    monkeypatch.setattr(api, "compare", lambda paths, tasks, shot: compare(paths, tasks=20, shot=shot))
-    monkeypatch.setattr(api, "milliseconds_to_adapt", lambda learner, episodes: 1.0)  # it differs from time to time
+    real = compare.compare
+    monkeypatch.setattr(compare, "compare", lambda models, tasks, shot: real(models, tasks=20, shot=shot))
+    monkeypatch.setattr(compare, "milliseconds_to_adapt", lambda *_: 1.0)  # it differs from time to time
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(training, "TASKS_FOR_KERNELS", 10)
     monkeypatch.setattr(training, "TASKS_FOR_BAND", 5)

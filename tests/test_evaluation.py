@@ -3,26 +3,29 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.stats
 import torch
-from metavrf.evaluation import LeaveOneOut, _threshold
 
 from awake import awake
 from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners.base import Learner, Prediction
-from metavrf.learners.measuring import leave_one_out, measure
+from metavrf.learners.measuring import LeaveOneOut, Tasks, _threshold, leave_one_out, measure
 from metavrf.learners.metavrf import MetaVRF, MetaVRFSettings
 from metavrf.learners.untrained import Untrained
 from metavrf.nn.mlp import MLP
 from metavrf.randomness import stream
+from metavrf.spec import TaskSpec
 from metavrf.tasks.functions import family
+from metavrf.testing.compare import limits as limits_of
+from metavrf.testing.evaluate import test_tasks as tasks_of
 from metavrf.testing.evaluation import Evaluation, evaluate_learner, fingerprint, interval95, paired_differences
-from metavrf.testing.settings import TEST_SEED
+from metavrf.testing.settings import TEST_SEED, EvalSettings
 
 
 class Fixed(Learner):
@@ -51,7 +54,7 @@ def gaussian_tasks(tasks: int = 50, query: int = 200, mean: float = 1.0, std: fl
 
 def metavrf_learner() -> MetaVRF:
     settings = MetaVRFSettings(context="bilstm", context_inputs="xy", bases=64, ridge=1e-2)
-    model = awake(MetaVRF(MLP((1, 16, 16)), 16, settings, targets=1, generator=stream(0, "bases")))
+    model = awake(MetaVRF(MLP((1, 16, 16)), TaskSpec(), settings, generator=stream(0, "bases")))
     model.initialise(family("sine").sample(25, 5, 15, stream(0, "train")))
     with torch.no_grad():
         model.remember(model.train()(family("sine").sample(25, 5, 15, stream(0, "train", 1))))
@@ -172,25 +175,29 @@ def test_differences_on_different_tasks_are_refused() -> None:
 
 
 def test_test_tasks_are_fixed_by_the_seed_and_differ_from_validation() -> None:
-    config = Config("sine")
-    first, again, other = (api.test_tasks(config, tasks=5, seed=seed) for seed in (TEST_SEED, TEST_SEED, 1))
+    config = Config.of("sine")
+
+    def drawn(**options: Any) -> Tasks:
+        return tasks_of(config, None, EvalSettings(tasks=5, **options))
+
+    first, again, other = (drawn(seed=seed) for seed in (TEST_SEED, TEST_SEED, 1))
     validation = family("sine").sample_grid(5, 5, stream(TEST_SEED, "validation"))
     assert fingerprint(first) == fingerprint(again)
     assert len({fingerprint(tasks) for tasks in (first, other, validation)}) == 3
-    other_shot = api.test_tasks(config, tasks=5, shot=3)
+    other_shot = drawn(shot=3)
     assert isinstance(first, Episodes) and isinstance(other_shot, Episodes)
     assert (first.shot, other_shot.shot) == (config.episode.shot, 3)
 
 
-@pytest.mark.parametrize(("tasks", "shot", "quoted"), [(1, 5, "tasks=1"), (5, 0, "shot=0"), (5, -1, "shot=-1")])
+@pytest.mark.parametrize(("tasks", "shot", "quoted"), [(1, 5, "tasks = 1"), (5, 0, "shot = 0"), (5, -1, "shot = -1")])
 def test_impossible_test_tasks_are_refused(tasks: int, shot: int, quoted: str) -> None:
     with pytest.raises(UserError, match=quoted):
-        api.test_tasks(Config("sine"), tasks=tasks, shot=shot)
+        tasks_of(Config.of("sine"), None, EvalSettings(tasks=tasks, shot=shot))
 
 
 def test_limits_are_evaluated_on_the_same_tasks() -> None:
-    limits = api.limits("sine", shot=3, tasks=10)
-    expected = fingerprint(api.test_tasks(Config("sine"), tasks=10, shot=3))
+    limits = limits_of("sine", shot=3, tasks=10)
+    expected = fingerprint(tasks_of(Config.of("sine"), None, EvalSettings(tasks=10, shot=3)))
     evaluations: list[Evaluation] = list(limits.values())
     assert [e.data_sha256 for e in evaluations] == [expected, expected]
     assert limits["Bayes-optimal"].mean < limits["best affine predictor"].mean
@@ -231,8 +238,8 @@ def test_a_class_of_one_sample_is_not_tested() -> None:
 
 
 def test_of_many_samples_some_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metavrf.evaluation.MOST_LEFT_OUT", 7)
-    monkeypatch.setattr("metavrf.evaluation.LEFT_OUT_AT_ONCE", 40)  # two tasks at a time
+    monkeypatch.setattr("metavrf.learners.measuring.MOST_LEFT_OUT", 7)
+    monkeypatch.setattr("metavrf.learners.measuring.LEFT_OUT_AT_ONCE", 40)  # two tasks at a time
     expected = leave_one_out(untrained(), blobs([5, 5, 5], 0.1))
     assert (expected.tested, expected.accuracy) == (7, 100.0)
 

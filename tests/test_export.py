@@ -91,9 +91,9 @@ def test_the_deep_network_stands_before_a_model_on_its_features(tmp_path: Path) 
     from metavrf.config import Config
 
     config = Config.of("features.safetensors").with_options(bases=64, context="none", distance=1.0)
-    description = TaskSpec((1280,), None, embedder=f"{NETWORK}@32")
-    run = Run.create(tmp_path / "run", config, description.to_dict())
-    learner = config.build(description)
+    spec = TaskSpec((1280,), None, embedder=f"{NETWORK}@32")
+    run = Run.create(tmp_path / "run", config, spec)
+    learner = config.build(spec)
     with torch.no_grad():
         learner.log_length.fill_(4.0)  # type: ignore[operator]
     run.save_model(learner.state_dict(), {})
@@ -112,7 +112,7 @@ def test_what_cannot_be_exported_is_one_sentence(tmp_path: Path, monkeypatch: py
         export(model, tmp_path / "model.pt")
     with refused("fitted"):
         export(MetaVRFClassifier(), tmp_path / "model.onnx")
-    monkeypatch.setattr("metavrf.export.find_spec", lambda name: None)
+    monkeypatch.setattr("metavrf.release.export.find_spec", lambda name: None)
     with refused("pip install 'metavrf[onnx]'"):
         export(model, tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []

@@ -18,7 +18,7 @@ from metavrf.nn import deep
 from metavrf.runs.directory import Run
 from metavrf.settings import DataSettings
 from metavrf.tasks.source import ClassTasks, open_tasks
-from test_classes import CLASSES, SAMPLES, SIDE, TINY, write_folder
+from pictures_on_disk import CLASSES, SAMPLES, SIDE, TINY, write_folder
 
 PICTURES = DataSettings(image_size=SIDE, grey=True)
 ON_FEATURES = {name: value for name, value in TINY.items() if name not in ("image_size", "grey", "embedding")}
@@ -82,10 +82,10 @@ def images(folder: str) -> Tensor:
 
 
 def test_features_by_a_run_are_those_of_its_embedding(folder: str, run: Run, tmp_path: Path) -> None:
-    size, description = write_features(folder, str(run.path), tmp_path / "z.safetensors", PICTURES, quiet=True)
-    assert (size, description.inputs, description.pretraining) == ((CLASSES * SAMPLES, 16), (16,), "")
+    size, spec = write_features(folder, str(run.path), tmp_path / "z.safetensors", PICTURES, quiet=True)
+    assert (size, spec.inputs, spec.pretraining) == ((CLASSES * SAMPLES, 16), (16,), "")
     with torch.inference_mode():
-        expected = metavrf.load(run.path).embedding(images(folder).unsqueeze(0))[0]
+        expected = metavrf.load(run.path).learner.embedding(images(folder).unsqueeze(0))[0]
     torch.testing.assert_close(read_tensors(tmp_path / "z.safetensors")[0]["inputs"], expected, rtol=1e-4, atol=1e-5)
     metavrf.train(f"{tmp_path}/z.safetensors", out=tmp_path / "run", iterations=2, validate_every=2, **ON_FEATURES)
     assert "pretraining" not in metavrf.evaluate(tmp_path / "run", tasks=4).to_dict()
@@ -106,7 +106,8 @@ def test_features_by_an_own_module_keep_classes_and_split(name: str, folder: str
 @pytest.mark.parametrize("learner", ["metavrf", "rff"])
 def test_a_run_on_features_learns_and_says_what_they_were_trained_on(learner: str, folder: str, tmp_path: Path) -> None:
     out = write(folder, own(folder, "flat"), tmp_path / "z.safetensors")
-    run = metavrf.train(out, out=tmp_path / "run", learner=learner, iterations=10, validate_every=10, **ON_FEATURES)
+    options = {name: value for name, value in ON_FEATURES.items() if learner == "metavrf" or name != "context"}
+    run = metavrf.train(out, out=tmp_path / "run", learner=learner, iterations=10, validate_every=10, **options)
     result = metavrf.evaluate(run.path, tasks=40)
     assert result.mean > 60  # chance is 33
     assert (result.pretraining, result.split) == (f"own ({own(folder, 'flat')})", "random, seed 0")
@@ -209,8 +210,8 @@ def test_without_the_extra_pictures_get_one_sentence(monkeypatch: pytest.MonkeyP
 
 
 def test_an_embedded_file_says_what_pictures_it_is_of(folder: str, tmp_path: Path) -> None:
-    description = write_features(folder, own(folder, "flat"), tmp_path / "z.safetensors", PICTURES, quiet=True)[1]
-    assert (description.pictures, description.embedder) == (folder, "")  # a file of the user's is not run by a model
+    spec = write_features(folder, own(folder, "flat"), tmp_path / "z.safetensors", PICTURES, quiet=True)[1]
+    assert (spec.pictures, spec.embedder) == (folder, "")  # a file of the user's is not run by a model
     lite0()
-    description = write_features(folder, "efficientnet-lite0", tmp_path / "d.safetensors", PICTURES, resolution=32)[1]
-    assert (description.pictures, description.embedder) == (folder, "efficientnet-lite0@32")
+    spec = write_features(folder, "efficientnet-lite0", tmp_path / "d.safetensors", PICTURES, resolution=32)[1]
+    assert (spec.pictures, spec.embedder) == (folder, "efficientnet-lite0@32")

@@ -15,17 +15,17 @@ import metavrf
 from metavrf.cli import main
 from metavrf.config import Config
 from metavrf.errors import UserError
+from metavrf.learners import LEARNERS
 from metavrf.testing.published import PUBLISHED, TRANSDUCTIVE, published
+from pictures_on_disk import write_folder
 from processes import assert_same_run, broken_and_resumed
-from test_classes import write_folder
 
-each_name = pytest.mark.parametrize("name", learners())
+each_name = pytest.mark.parametrize("name", list(LEARNERS))
 TINY: dict[str, Any] = {
     "embedding": "conv4",
     "image_size": 12,
     "grey": True,
     "channels": 8,
-    "bases": 32,
     "way": 3,
     "shot": 1,
     "query": 3,
@@ -44,9 +44,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield write_folder(place / "pictures")
 
 
+def few_bases(name: str) -> dict[str, Any]:
+    return {"bases": 32} if hasattr(LEARNERS[name].Settings, "bases") else {}
+
+
 def options(name: str) -> dict[str, Any]:
-    ways = {"train_way": 5} if learners()[name].any_way else {}
-    return TINY | {"learner": name, "batch": 2} | ways
+    ways = {"train_way": 5} if LEARNERS[name].any_way else {}
+    return TINY | {"learner": name, "batch": 2} | few_bases(name) | ways
 
 
 @each_name
@@ -77,23 +81,23 @@ def test_training_teaches_classes_it_is_not_trained_on(name: str, folder: Path, 
 
 @each_name
 def test_a_learner_says_what_it_is(name: str) -> None:
-    cls = learners()[name]
+    cls = LEARNERS[name]
     assert isinstance(cls.transductive, bool)
     assert cls.citation
     assert set(cls.solves) <= {"regression", "classification"}
 
 
-@pytest.mark.parametrize("name", [name for name, cls in learners().items() if "regression" not in cls.solves])
+@pytest.mark.parametrize("name", [name for name in LEARNERS if "regression" not in LEARNERS[name].solves])
 def test_a_learner_of_classes_refuses_functions(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"^the learner {name} is for classification, and sine is regression$"):
+    with pytest.raises(UserError, match=f"^the learner {name} is for classification, and these tasks are regression$"):
         metavrf.train("sine", learner=name, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", [name for name, cls in learners().items() if "regression" in cls.solves])
+@pytest.mark.parametrize("name", [name for name in LEARNERS if "regression" in LEARNERS[name].solves])
 def test_a_learner_of_functions_is_compared_on_the_same_curves(name: str, tmp_path: Path) -> None:
-    small: dict[str, Any] = {"iterations": 4, "validate_every": 4, "validate_tasks": 10, "bases": 32, "quiet": True}
-    metavrf.train("sine", learner=name, out=tmp_path / "run", **small)
+    small: dict[str, Any] = {"iterations": 4, "validate_every": 4, "validate_tasks": 10, "quiet": True}
+    metavrf.train("sine", learner=name, out=tmp_path / "run", **small | few_bases(name))
     result = metavrf.evaluate(tmp_path / "run", tasks=10)
     assert result.metric == "mse"
     assert result.coverage90 is not None
@@ -128,15 +132,15 @@ def test_running_statistics_are_refused_where_the_embedding_adapts(folder: Path,
 def test_every_preset_is_sound(name: str, task: str, kind: str) -> None:
     config = Config.of(task, name, kind).validate()
     assert config.learner == name
-    assert config.episode.train_way == 0 or learners()[name].any_way
+    assert config.episode.train_way == 0 or LEARNERS[name].any_way
 
 
 def test_presets_hold_what_the_papers_say() -> None:
     maml = Config.of("omniglot", "maml", "paper")
-    assert (maml.inner.inner_lr, maml.inner.inner_steps, maml.inner.test_inner_steps) == (0.4, 1, 3)
+    assert (maml.model.inner_lr, maml.model.inner_steps, maml.model.test_inner_steps) == (0.4, 1, 3)
     assert (maml.episode.batch, maml.training.iterations, maml.embedding.channels) == (32, 60_000, 64)
     assert Config.of("mini-imagenet", "maml", "paper").embedding.channels == 32
-    assert Config.of("sine", "maml", "paper").inner.inner_lr == 0.01
+    assert Config.of("sine", "maml", "paper").model.inner_lr == 0.01
     assert Config.of("omniglot", "prototypical", "paper").episode.train_way == 60
     assert Config.of("omniglot", "r2d2", "paper").model.ridge == 50
     assert Config.of("omniglot", "versa", "paper").model.samples == 10
@@ -165,7 +169,7 @@ def test_a_comparison_is_a_paired_t_test_and_says_time_and_size(runs: list[Path]
     assert first.facts is not None
     assert second.facts is not None
     assert first.facts.adapt_ms > 0
-    assert second.facts.parameters == sum(p.numel() for p in metavrf.load(runs[1]).parameters())
+    assert second.facts.parameters == sum(p.numel() for p in metavrf.load(runs[1]).learner.parameters())
     assert second.facts.learner == "maml"
     assert first.facts.train_cpu_seconds is not None
 
@@ -179,7 +183,7 @@ def test_a_comparison_is_printed_as_markdown_drawn_and_saved(
     lines = capsys.readouterr().out.splitlines()
     header = [cell.strip() for cell in lines[0].strip("|").split("|")]
     assert header[:4] == ["", "accuracy (%)", "difference to the first", "p"]
-    assert {"nll", "calibration error", "ms a task", "parameters"} <= set(header)
+    assert {"nll", "calibration error", "ms per task", "parameters"} <= set(header)
     assert "paper" not in header  # nothing is published on these pictures
     assert len({line.count("|") for line in lines[:4]}) == 1
     assert lines[-1] == "10 test tasks, 3 ways, 1 shots, inductive."
@@ -196,7 +200,7 @@ def test_published_figures_stand_beside_ours_and_say_their_protocol() -> None:
     assert published(Config.of("omniglot").with_options(context="bilstm"), 20, 5) == "99.2†"
     assert published(Config.of("omniglot"), 7, 1) == published(Config.of("sine"), None, 5) == ""
     known = {name.split()[0] for figures in PUBLISHED.values() for name in figures}
-    assert known | TRANSDUCTIVE <= learners().keys()
+    assert known | TRANSDUCTIVE <= set(LEARNERS)
 
 
 def test_learners_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,7 +208,7 @@ def test_learners_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     main(["learners", "--json"])
     listed = json.loads(capsys.readouterr().out)["learners"]
-    assert [entry["name"] for entry in listed] == list(learners())
+    assert [entry["name"] for entry in listed] == list(LEARNERS)
     for entry in listed:
         assert f"{entry['name']}: {entry['what']}" in text
         assert entry["citation"] in text
@@ -246,7 +250,7 @@ def test_a_learner_of_ones_own_takes_under_forty_lines(
 
 
 def test_a_name_that_is_taken_is_refused() -> None:
-    class Other(learners()["rff"]):  # type: ignore[misc]
+    class Other(LEARNERS["rff"]):  # type: ignore[misc]
         pass
 
     with pytest.raises(UserError, match="there is a learner 'rff' already"):

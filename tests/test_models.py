@@ -5,24 +5,32 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from PIL import Image
 
 import metavrf
+from metavrf import EvalSettings, UserError
+from metavrf.cli import main
 from metavrf.files import read_tensors, write_tensors
 from metavrf.networks import picture_features
 from metavrf.nn import deep
-from metavrf.release.pack import card_text
+from metavrf.release.pack import card_text, default_tests
 from metavrf.runs import hub
 from metavrf.runs.directory import SHIPPED, Run
+from metavrf.tasks.functions import FAMILIES
 from metavrf.tasks.images import ParquetSource
-from test_cli import printed_json, refused
+from processes import snapshot
+from shell import SAWTOOTH, printed_json, refused
 
 NAMES = ("omniglot", "photos", "sine", "sine-rff")
 TINY: dict[str, Any] = {
@@ -103,23 +111,23 @@ def test_the_photos_model_does_on_a_sample_of_the_pictures_what_its_card_says(tm
         pytest.importorskip(package, reason="the extra 'deep' is not installed: pip install 'metavrf[deep]'")
     source = ParquetSource([data_file("cifar100-test.parquet")])
     encoded = [data for data, _ in source.pictures()]
-    description = api.describe(Run.open("photos"))
+    spec = Run.open("photos").spec()
     rows = [
         [row for row, label in enumerate(source.labels) if source.names[label] == name][:PICTURES_A_CLASS]
-        for name in description.classes["test"]
+        for name in spec.classes["test"]
     ]
     pictures = [Image.open(io.BytesIO(encoded[row])) for of_class in rows for row in of_class]  # type: ignore[arg-type]
     tested = len(rows)
-    names = [*description.classes["test"], *description.classes["train"], *description.classes["val"]]
+    names = [*spec.classes["test"], *spec.classes["train"], *spec.classes["val"]]
     counts = torch.tensor([PICTURES_A_CLASS] * tested + [0] * (len(names) - tested))
     write_tensors(
         tmp_path / "z.safetensors",
         {
-            "inputs": picture_features(description.embedder, pictures),
+            "inputs": picture_features(spec.embedder, pictures),
             "starts": counts.cumsum(0) - counts,
             "counts": counts,
         },
-        {"names": names, "description": description.to_dict()},
+        {"names": names, "description": spec.to_dict()},
     )
     for said in card("photos")[:2]:
         assert (said["way"], said["protocol"], said["tasks"]) == (5, "inductive", 3000)
@@ -138,7 +146,7 @@ def test_the_photos_model_says_which_features_it_is_tested_on(
     assert (
         "metavrf embed cifar-fs --by efficientnet-lite0 --resolution 160 --out cifar-fs-lite0.safetensors" in sentence
     )
-    assert api.describe(Run.open("photos")).embedder == "efficientnet-lite0@160"
+    assert Run.open("photos").spec().embedder == "efficientnet-lite0@160"
 
 
 # Passing models on
@@ -146,8 +154,9 @@ def test_the_photos_model_says_which_features_it_is_tested_on(
 
 def test_a_packed_model_of_functions_answers_to_the_bit(tmp_path: Path) -> None:
     run = metavrf.train("sine", shot=3, train_shot=2, most_shot=4, out=tmp_path / "run", **TINY)
-    folder = metavrf.save_pretrained(run.path, tmp_path / "packed", tasks=5)
-    assert {file.name for file in folder.iterdir()} == set(hub.FILES) - {"data.json"}
+    tests = [replace(test, tasks=5) for test in default_tests(metavrf.load(run.path))]
+    folder = metavrf.save_pretrained(run.path, tmp_path / "packed", tests)
+    assert {file.name for file in folder.iterdir()} == set(hub.FILES)
     said = Run.open(folder).card()
     assert said is not None
     assert [test["shot"] for test in said["tests"]] == [2, 3, 5, 10, 20]
@@ -170,6 +179,72 @@ def test_a_model_with_a_card_is_passed_on_with_it_and_without_its_data(
     tensors, copies = (read_tensors(path / "model.safetensors")[0] for path in (SHIPPED / "omniglot", folder))
     assert all(torch.equal(tensors[name], copies[name]) for name in tensors.keys() | copies.keys())
     metavrf.load(folder)
+
+
+def test_a_pack_that_fails_leaves_nothing_behind_and_a_second_try_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = metavrf.train("sine", out=tmp_path / "run", **TINY)
+    good = EvalSettings(shot=3, tasks=5)
+    for folder in (tmp_path / "packed", tmp_path / "deep" / "packed"):
+        with pytest.raises(UserError, match="way = 5 is for classes"):
+            metavrf.save_pretrained(run.path, folder, [good, EvalSettings(way=5)])
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("metavrf.release.pack.card_text", Mock(side_effect=KeyboardInterrupt))
+            metavrf.save_pretrained(run.path, folder, [good])
+        assert not folder.exists()
+        assert [file for file in folder.parent.iterdir() if file.name != "run"] == []
+        assert metavrf.save_pretrained(run.path, folder, [good]) == folder
+        assert {file.name for file in folder.iterdir()} == set(hub.FILES)
+        shutil.rmtree(folder)
+
+
+def test_a_folder_that_holds_something_is_refused_before_anything_is_tested(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    held.mkdir()
+    metavrf.save_pretrained("sine", held)  # an empty one is taken
+    before = snapshot(held)
+    with pytest.raises(UserError, match="holds a run already"):
+        metavrf.save_pretrained("sine-rff", held)
+    assert snapshot(held) == before
+    run = metavrf.train("sine", out=tmp_path / "run", **TINY)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "notes.txt").write_text("of the user's")
+    with pytest.raises(UserError, match="notes is not empty: choose another folder"):
+        metavrf.save_pretrained(run.path, tmp_path / "notes")  # with all tests it would take long
+    assert snapshot(tmp_path / "notes") == {"notes.txt": b"of the user's"}
+
+
+@pytest.fixture
+def sawtooth(tmp_path: Path) -> Iterator[Path]:
+    """A file that adds a family, which is forgotten in the end."""
+    file = tmp_path / "sawtooth.py"
+    file.write_text(SAWTOOTH)
+    FAMILIES.remove("sawtooth")
+    yield file
+    FAMILIES.remove("sawtooth")
+
+
+def test_a_run_on_a_family_of_ones_own_is_packed_and_shown_with_its_plugin(
+    sawtooth: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugin = ["--plugin", str(sawtooth)]
+    tiny = ["--iterations", "4", "--validate-every", "4", "--validate-tasks", "4", "--components", "4", "--guards", "1"]
+    main(["train", "sawtooth", *plugin, *tiny, "--quiet", "--out", str(tmp_path / "run")])
+    pack = ["pack", str(tmp_path / "run"), "--out", str(tmp_path / "packed"), "--shots", "3", "--tasks", "4"]
+    info = ["info", str(tmp_path / "packed")]
+    FAMILIES.remove("sawtooth")
+    sentence = refused(capsys, *pack)
+    assert "'sawtooth'" in sentence
+    assert "--plugin" in sentence
+    assert not (tmp_path / "packed").exists()
+    main([*pack, *plugin])
+    card = capsys.readouterr().out
+    assert "# sawtooth: metavrf" in card
+    FAMILIES.remove("sawtooth")
+    assert "--plugin" in refused(capsys, *info)
+    main([*info, *plugin])
+    assert capsys.readouterr().out.startswith(card.rstrip("\n"))
 
 
 def test_the_front_matter_is_what_the_hub_reads() -> None:
@@ -198,8 +273,8 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ..
 def test_a_model_on_the_hub_is_loaded_by_its_address(
     asked: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    learner = metavrf.load("hf://owner/glyphs")
-    assert learner.temperature == metavrf.load("omniglot").temperature
+    model = metavrf.load("hf://owner/glyphs")
+    assert model.learner.temperature == metavrf.load("omniglot").learner.temperature
     metavrf.load("hf://owner/glyphs@v1.0")
     assert printed_json(capsys, "info", "hf://owner/glyphs", "--json")["config"]["task"] == "omniglot"
     assert asked == [("owner/glyphs", None), ("owner/glyphs", "v1.0"), ("owner/glyphs", None)]

@@ -16,8 +16,10 @@ from metavrf.config import Config
 from metavrf.files import read_tensors
 from metavrf.runs import training
 from metavrf.runs.directory import Run
+from metavrf.testing.evaluate import test_tasks as tasks_of
+from metavrf.testing.settings import EvalSettings
 from processes import assert_same_run, broken_and_resumed
-from test_cli import printed_json, refused
+from shell import printed_json, refused
 
 TINY: dict[str, Any] = {
     "iterations": 6,
@@ -32,7 +34,7 @@ TINY: dict[str, Any] = {
     "quiet": True,
 }
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mixture": ("sine", {"combs": 2, "moves": True, "function_embedding": "mlp"}),
+    "mixture": ("sine", {"combs": 2, "moves": True, "embedding": "mlp"}),
     "guarded": ("sine", {"guards": 3}),
     "classic": ("mixed", {"components": 1, "train_kernel": "features", "bases": 32}),
     "bayes": ("sine-drift", {"stream": 4, "context": "bayes"}),
@@ -74,7 +76,7 @@ def test_a_resumed_run_equals_one_never_interrupted(
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_reloaded_run_predicts_the_same_to_the_bit(name: str, runs: Path) -> None:
-    episodes = api.test_tasks(Run(runs / name).config(), tasks=8)
+    episodes = tasks_of(Run(runs / name).config(), None, EvalSettings(tasks=8))
     assert isinstance(episodes, metavrf.Episodes)
     first, second = (metavrf.load(runs / name).predict(episodes) for _ in range(2))
     assert torch.equal(first.mean, second.mean)
@@ -169,7 +171,6 @@ def test_a_stream_is_answered_task_by_task_in_python(runs: Path) -> None:
 
 
 def test_validation_of_streams_takes_whole_ones() -> None:
-    config = Config("sine-drift").with_options(stream=4)
-    episodes = api.test_tasks(config, tasks=10)
+    episodes = tasks_of(Config.of("sine-drift", stream=4), None, EvalSettings(tasks=10))
     assert isinstance(episodes, metavrf.Episodes)
     assert (episodes.tasks, episodes.stream) == (8, 4)

@@ -11,6 +11,7 @@ from metavrf.cli import main
 from metavrf.config import Config
 from metavrf.errors import UserError
 from metavrf.runs.directory import Run
+from metavrf.spec import TaskSpec
 from metavrf.studies import sine
 from processes import DOCUMENTED, snapshot
 
@@ -41,13 +42,10 @@ def test_the_study_of_bases_trains_every_kind_without_context() -> None:
 def test_a_study_trains_tests_prints_and_saves_one_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def small(task: str, learner: str) -> Config:
-        return Config.of(task, learner).with_options(bases=32, validate_tasks=10)
-
     monkeypatch.setattr(sine, "CONTEXTS", ("none", "lstm"))
-    monkeypatch.setattr(sine, "preset", small)
-    monkeypatch.setattr(api, "evaluate", functools.partial(metavrf.evaluate, tasks=10))
-    monkeypatch.setattr(api, "limits", functools.partial(api.limits, tasks=10))
+    monkeypatch.setattr(sine, "ONE_KERNEL", sine.ONE_KERNEL | {"bases": 32, "validate_tasks": 10})
+    monkeypatch.setattr(sine, "evaluate", functools.partial(metavrf.evaluate, tasks=10))
+    monkeypatch.setattr(sine, "limits", functools.partial(sine.limits, tasks=10))
     command = ["study", "contexts", "--shots", "3", "--seeds", "4", "--context-inputs", "x", "--iterations", "2"]
     command += ["--out", str(tmp_path / "runs"), "--save", str(tmp_path / "table.json")]
     main(command)
@@ -59,7 +57,7 @@ def test_a_study_trains_tests_prints_and_saves_one_table(
         (runs[1], "metavrf", 3, 4, 10),
     ]
     for row in table["rows"]:
-        assert row["mse"] == metavrf.evaluate(tmp_path / "runs" / row["run"]).mean > 0
+        assert row["mse"] == metavrf.evaluate(tmp_path / "runs" / row["run"], tasks=10).mean > 0
     assert len({row["data_sha256"] for row in table["rows"]}) == 1
     assert set(snapshot(tmp_path / "runs")) == {f"{run}/{name}" for run in runs for name in DOCUMENTED}
     assert "mse" in capsys.readouterr().out
@@ -73,7 +71,7 @@ def test_a_study_trains_tests_prints_and_saves_one_table(
 def test_a_study_refuses_runs_with_other_settings(tmp_path: Path) -> None:
     trainings = sine.variants("bases", (5,), (0,), ("x",))
     name = next(iter(trainings))
-    Run.create(tmp_path / name, Config("sine"))
+    Run.create(tmp_path / name, Config.of("sine"), TaskSpec())
     before = snapshot(tmp_path)
     with pytest.raises(UserError, match="holds a run with other settings: choose another --out"):
         sine.study({name: trainings[name]}, tmp_path, 2, 1)
@@ -90,7 +88,7 @@ def test_a_training_that_fails_is_named_with_its_reason(tmp_path: Path) -> None:
 def test_a_study_without_runs_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "limits", functools.partial(api.limits, tasks=10))
+    monkeypatch.setattr(sine, "limits", functools.partial(sine.limits, tasks=10))
     with pytest.raises(SystemExit) as stop:
         main(["study", "contexts", "--out", str(tmp_path), "--seeds", "--iterations", "2"])
     assert stop.value.code == 2

@@ -170,7 +170,10 @@ GROUPS: dict[str, Any] = {
 
 def _whole(kind: Any, values: Mapping[str, Any], where: str) -> Any:
     """Settings of which each was written down: none takes a default that may have changed since."""
-    if missing := {item.name for item in fields(kind)} - values.keys():
+    known = {item.name for item in fields(kind)}
+    if strange := values.keys() - known:
+        raise KeyError(f"{where}.{sorted(strange)[0]} is unknown")
+    if missing := known - values.keys():
         raise KeyError(f"{where}.{sorted(missing)[0]} is missing")
     return kind(**values)
 

@@ -40,12 +40,19 @@ def write_atomically(path: Path, data: bytes | str) -> None:
 @contextmanager
 def beside(folder: Path) -> Iterator[Path]:
     """A new folder beside ``folder`` that takes its place in the end; where anything fails, it is removed."""
+    folder = folder.absolute()
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.is_dir() and any(folder.iterdir()):
+            raise UserError(f"{folder} is not empty: choose another folder")
         unfinished.mkdir()
         yield unfinished
-        unfinished.replace(folder)
+        if folder.is_dir():  # and empty; it stays the same folder, as someone may stand in it
+            for file in unfinished.iterdir():
+                file.replace(folder / file.name)
+        else:
+            unfinished.replace(folder)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}") from error
     finally:

@@ -114,7 +114,7 @@ def _cells(row: Row, regression: bool, *, first: bool) -> dict[str, str]:
         "in the 90 % band": f"{100 * (result.coverage90 or 0):.1f} %" if regression else "",
         "calibration error": "" if regression else number(result.ece),
         "trained (CPU min)": "" if facts is None else _minutes(facts.train_cpu_seconds),
-        "ms a task": "" if facts is None else f"{facts.adapt_ms:.3g}",
+        "ms per task": "" if facts is None else f"{facts.adapt_ms:.3g}",
         "parameters": "" if facts is None else f"{facts.parameters:,}",
         "paper": "" if facts is None else facts.published,
         "protocol": result.protocol,

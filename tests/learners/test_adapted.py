@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from awake import awake, ridge_head
+from awake import awake
 from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners.adapted import Adapted, Solving
 from metavrf.learners.base import Learner
+from metavrf.learners.head import RidgeHead
 from metavrf.learners.kernel import KernelLearner
 from metavrf.learners.metavrf import MetaVRF, MetaVRFSettings
 from metavrf.nn.mlp import MLP
@@ -33,19 +34,21 @@ each_setting = pytest.mark.parametrize("settings", SETTINGS, ids=str)
 
 
 def classes(learner: str = "metavrf", **settings: Any) -> KernelLearner:
-    config = Config.of("features.safetensors", learner).with_options(**{"bases": 32, "context": "none", **settings})
-    model = awake(build(config, TaskSpec((6,), None))).eval()
+    own = {name: value for name, value in settings.items() if learner == "metavrf" or name != "context"}
+    config = Config.of("features.safetensors", learner).with_options(**{"bases": 32, **own})
+    model = awake(config.build(TaskSpec((6,), None))).eval()
     assert isinstance(model, KernelLearner)
     with torch.no_grad():
         model.log_length.fill_(0.7)
-        ridge_head(model).beta.fill_(0.3)
+        if isinstance(model.head, RidgeHead):
+            model.head.beta.fill_(0.3)
         model.temperature.fill_(1.6)
     return model
 
 
 def functions(**settings: Any) -> MetaVRF:
     merged = MetaVRFSettings(**{"bases": 32, "ridge": 1e-2, "context": "none", **settings})
-    model = awake(MetaVRF(MLP((1, 8, 8)), 8, merged, targets=1, generator=torch.Generator().manual_seed(7)))
+    model = awake(MetaVRF(MLP((1, 8, 8)), TaskSpec(), merged, generator=torch.Generator().manual_seed(7)))
     model.initialise(family("sine").sample(4, 5, 3, stream(0, "train")))
     return model.eval()
 
@@ -108,14 +111,25 @@ def test_adapting_leaves_the_mode_and_the_memory_of_a_learner_alone() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_several_tasks_and_other_statistics_are_refused() -> None:
-    model, task = classes(), class_task()
+@pytest.mark.parametrize("settings", [{}, {"components": 3, "train_kernel": "exact"}], ids=str)
+def test_several_tasks_are_refused(settings: dict[str, Any]) -> None:
+    model, task = classes(**settings), class_task()
     two = replace(task, **{name: getattr(task, name).repeat_interleave(2, 0) for name in PARTS})
-    with pytest.raises(UserError, match="only one task under running statistics"):
+    with pytest.raises(UserError, match="only one task can be folded into a module, not 2"):
         model.adapted(two)
-    model.statistics = "support"
-    with pytest.raises(UserError, match="not 1 under those of the support"):
-        model.adapted(task)
+
+
+@pytest.mark.parametrize("settings", [{}, {"components": 3, "train_kernel": "exact"}], ids=str)
+def test_a_learner_normalised_by_the_support_is_adapted_under_its_own_statistics(settings: dict[str, Any]) -> None:
+    class BySupport(MetaVRF):
+        inductive_statistics = "support"
+
+    running, task = classes(**settings), class_task(shots=(2, 3, 2))
+    model = BySupport(running.embedding, running.spec, running.settings).eval()
+    model.load_state_dict(running.state_dict())
+    answer = model.adapted(task)(task.query_x[0])
+    close(answer, model.predict(task).mean[0].exp())
+    assert (answer - running.adapted(task)(task.query_x[0])).abs().max() > 1e-2
 
 
 def test_any_other_learner_solves_the_task_at_every_call() -> None:

@@ -13,18 +13,21 @@ from sklearn.kernel_ridge import KernelRidge
 from sklearn.linear_model import Ridge
 from sklearn.metrics.pairwise import pairwise_distances
 from sklearn.neighbors import NearestCentroid
-from torch import Tensor, nn
+from torch import Tensor
 
 from metavrf.episodes import Episodes
 from metavrf.learners.head import RIDGE_FLOOR
-from metavrf.learners.matching import Matching
+from metavrf.learners.matching import Matching, MatchingSettings
 from metavrf.learners.prototypical import Prototypical
-from metavrf.learners.r2d2 import R2D2
-from metavrf.learners.rbf import RBF
+from metavrf.learners.r2d2 import R2D2, R2D2Settings
+from metavrf.learners.rbf import RBF, RBFSettings
 from metavrf.learners.relation import Relation
-from metavrf.learners.versa import Versa
+from metavrf.learners.versa import Versa, VersaSettings
+from metavrf.nn.mlp import Raw
+from metavrf.spec import TaskSpec
 
 TASKS, WAY, FEATURES, QUERIES = 3, 4, 6, 10
+CLASSES, CURVES = TaskSpec((FEATURES,), None, way=WAY), TaskSpec((FEATURES,), 2)
 SUPPORT_Y = torch.tensor([0, 1, 1, 2, 2, 2, 3, 3, 0, 1])  # unequal shots: 2, 3, 3, 2
 CLASS_WEIGHT = 2.5 / np.array([2, 3, 3, 2])[SUPPORT_Y]  # ridge regression weighs every class alike
 
@@ -57,7 +60,7 @@ def softmax(logits: Any) -> Any:
 
 
 def test_a_prototypical_answer_is_the_nearest_class_mean() -> None:
-    episodes, learner = tasks(), Prototypical(nn.Identity())
+    episodes, learner = tasks(), Prototypical(Raw(FEATURES))
     answer = learner.predict(episodes).mean
     for task in range(TASKS):
         reference = NearestCentroid().fit(numpy(episodes.support_x[task]), SUPPORT_Y.numpy())
@@ -71,7 +74,7 @@ def test_a_prototypical_answer_is_the_nearest_class_mean() -> None:
 
 @pytest.mark.parametrize("gamma", [1.0, 7.0])
 def test_matching_is_attention_by_cosine(gamma: float) -> None:
-    episodes, learner = tasks(), Matching(nn.Identity(), gamma)
+    episodes, learner = tasks(), Matching(Raw(FEATURES), CLASSES, MatchingSettings(gamma))
     answer = numpy(learner.predict(episodes).mean.exp())
     for task in range(TASKS):
         support, query = numpy(episodes.support_x[task]), numpy(episodes.query_x[task])
@@ -83,7 +86,7 @@ def test_matching_is_attention_by_cosine(gamma: float) -> None:
 
 
 def test_matching_learns_by_the_likelihood_of_the_attention() -> None:
-    episodes, learner = tasks(), Matching(nn.Identity(), 5.0)
+    episodes, learner = tasks(), Matching(Raw(FEATURES), CLASSES, MatchingSettings(5.0))
     prediction = learner(episodes)
     assert episodes.query_y is not None
     expected = -learner.predict(episodes).mean.gather(-1, episodes.query_y.unsqueeze(-1)).mean()
@@ -98,7 +101,8 @@ def test_matching_learns_by_the_likelihood_of_the_attention() -> None:
 
 @pytest.mark.parametrize("features", [FEATURES, 3])  # more support samples than features, either way: primal
 def test_r2d2_is_ridge_regression_on_one_hot_labels(features: int) -> None:
-    episodes, learner = tasks().embedded(lambda x: x[..., :features]), R2D2(nn.Identity(), ridge=0.7, gamma=3.0)
+    episodes = tasks().embedded(lambda x: x[..., :features])
+    learner = R2D2(Raw(features), CLASSES, R2D2Settings(ridge=0.7, gamma=3.0))
     with torch.no_grad():
         learner.head.beta.fill_(0.4)
     logits = learner.predict(episodes).samples[0]
@@ -115,7 +119,7 @@ def test_r2d2_is_ridge_regression_on_one_hot_labels(features: int) -> None:
 @pytest.mark.parametrize("way", [None, WAY])
 def test_the_rbf_kernel_is_as_wide_as_the_supports_mean_distance(way: int | None) -> None:
     episodes = tasks(way)
-    learner = RBF(nn.Identity(), regression=way is None, ridge=0.3, gamma=1.5)
+    learner = RBF(Raw(FEATURES), CURVES if way is None else CLASSES, RBFSettings(ridge=0.3, gamma=1.5))
     outputs = learner.predict(episodes).samples[0]
     for task in range(TASKS):
         support, query = numpy(episodes.support_x[task]), numpy(episodes.query_x[task])
@@ -128,7 +132,7 @@ def test_the_rbf_kernel_is_as_wide_as_the_supports_mean_distance(way: int | None
 def test_the_rbf_kernel_of_a_single_sample_is_finite() -> None:
     whole = tasks(None)
     one = Episodes(whole.support_x[:, :1], whole.support_y[:, :1], whole.query_x, whole.query_y)
-    learner = RBF(nn.Identity(), regression=True, ridge=0.1, gamma=1.0)
+    learner = RBF(Raw(FEATURES), CURVES, RBFSettings(ridge=0.1))
     assert torch.isfinite(learner.predict(one).mean).all()
 
 
@@ -137,7 +141,7 @@ def test_the_variance_of_the_rbf_kernel_is_that_of_the_gaussian_process() -> Non
     from sklearn.gaussian_process.kernels import RBF as KERNEL
 
     episodes = tasks(None)
-    learner = RBF(nn.Identity(), regression=True, ridge=0.3, gamma=1.0)
+    learner = RBF(Raw(FEATURES), CURVES, RBFSettings(ridge=0.3))
     likelihood: Any = learner.head.likelihood
     with torch.no_grad():  # a known scale of 1, and no further noise
         likelihood.log_weight.fill_(30.0)
@@ -159,7 +163,7 @@ def test_the_variance_of_the_rbf_kernel_is_that_of_the_gaussian_process() -> Non
 
 def versa(samples: int = 5) -> Versa:
     torch.manual_seed(2)
-    return Versa(nn.Identity(), FEATURES, samples, torch.Generator().manual_seed(1))
+    return Versa(Raw(FEATURES), CLASSES, VersaSettings(samples), generator=torch.Generator().manual_seed(1))
 
 
 def test_versa_samples_a_weight_vector_and_an_offset_for_each_class() -> None:
@@ -218,10 +222,16 @@ def test_versas_loss_is_the_likelihood_of_averaged_probabilities() -> None:
 # Relation
 
 
+class Maps(Raw):
+    """Feature maps that are ready, flat."""
+
+    shape = (5, 4, 6)
+
+
 def relation_maps() -> tuple[Relation, Episodes]:
     torch.manual_seed(4)
-    shape = (5, 4, 6)
-    learner = Relation(nn.Identity(), shape)
+    shape = Maps.shape
+    learner = Relation(Maps(math.prod(shape)))
     generator = torch.Generator().manual_seed(8)
     support, query = (torch.randn(TASKS, n, math.prod(shape), generator=generator) for n in (len(SUPPORT_Y), QUERIES))
     query_y = torch.arange(WAY).repeat(QUERIES)[:QUERIES].expand(TASKS, -1)

@@ -22,22 +22,24 @@ from metavrf.learners.head import RIDGE_FLOOR
 from metavrf.learners.kernel import KernelLearner
 from metavrf.learners.metavrf import MetaVRF
 from metavrf.learners.relation import Relation
-from metavrf.protocol import Statistics
+from metavrf.protocol import INDUCTIVE, Protocol, Statistics
 from metavrf.spec import TaskSpec
-from test_classes import SIDE
-from test_classes import tasks as tasks_on_bank
+from pictures_on_disk import SIDE
+from pictures_on_disk import tasks as tasks_on_bank
 
 KERNEL_LEARNERS = [("metavrf", "none"), ("metavrf", "lstm"), ("metavrf", "bilstm"), ("rff", "none")]
-LEARNERS = KERNEL_LEARNERS + [(name, "none") for name in learners() if name not in ("metavrf", "rff")]
-OF_ANY_WAY = [(name, context) for name, context in LEARNERS if learners()[name].any_way]
-INDUCTIVE: tuple[Statistics, ...] = ("running", "support")
+EVERY_LEARNER = KERNEL_LEARNERS + [(name, "none") for name in LEARNERS if name not in ("metavrf", "rff")]
+OF_ANY_WAY = [(name, context) for name, context in EVERY_LEARNER if LEARNERS[name].any_way]
+OF_THE_TASK_ALONE: tuple[Statistics, ...] = ("running", "support")
 each_kernel_learner = pytest.mark.parametrize(("name", "context"), KERNEL_LEARNERS)
-each_learner = pytest.mark.parametrize(("name", "context"), LEARNERS)
+each_learner = pytest.mark.parametrize(("name", "context"), EVERY_LEARNER)
 
 
-def with_statistics(chosen: Sequence[Statistics], among: Sequence[tuple[str, str]] = LEARNERS) -> pytest.MarkDecorator:
+def with_statistics(
+    chosen: Sequence[Statistics], among: Sequence[tuple[str, str]] = EVERY_LEARNER
+) -> pytest.MarkDecorator:
     """Every learner with all of these statistics that it has."""
-    cases = [(n, c, s) for n, c in among for s in chosen if s != "running" or learners()[n].embeds_alone]
+    cases = [(n, c, s) for n, c in among for s in chosen if s != "running" or LEARNERS[n].embeds_alone]
     return pytest.mark.parametrize(("name", "context", "statistics"), cases)
 
 
@@ -49,12 +51,15 @@ def noise(like: Tensor) -> Tensor:
     return torch.randint(0, 256, like.shape, dtype=torch.uint8)
 
 
-def experienced(
-    name: str = "metavrf", context: str = "none", statistics: Statistics | None = None, **options: Any
-) -> Learner:
+def experienced(name: str = "metavrf", context: str = "none", **options: Any) -> Learner:
     """A learner with weights, scale, running statistics and context as after some training."""
-    options = {"embedding": "conv4", "context": context, "channels": 16, "bases": 64, "way": 4, **options}
-    learner = awake(build(Config.of("./pictures", name).with_options(**options), TaskSpec((1, SIDE, SIDE), None)))
+    options = {"embedding": "conv4", "channels": 16, "way": 4, **options}
+    if issubclass(LEARNERS[name], KernelLearner):
+        options = {"bases": 64, **options}
+    if name == "metavrf":
+        options["context"] = context
+    config = Config.of("./pictures", name).with_options(**options)
+    learner = awake(config.build(TaskSpec((1, SIDE, SIDE), None)))
     for norm in (module for module in learner.modules() if isinstance(module, nn.BatchNorm2d)):
         nn.init.uniform_(norm.weight, 0.5, 2)
         nn.init.uniform_(norm.bias, -1, 1)
@@ -67,12 +72,11 @@ def experienced(
             ridge_head(learner).beta.fill_(0.2)
         if isinstance(learner, Relation):
             learner.score.weight.mul_(30)  # it starts with hardly an opinion
-    learner.statistics = statistics or learner.inductive_statistics
     return learner.eval()
 
 
 def kernel_learner(*names: str, **options: Any) -> KernelLearner:
-    learner = experienced(*names, **options)  # type: ignore[arg-type]
+    learner = experienced(*names, **options)
     assert isinstance(learner, KernelLearner)
     return learner
 
@@ -81,64 +85,92 @@ def close(value: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(value, expected, rtol=0, atol=1e-4)
 
 
-@with_statistics(INDUCTIVE)
+@with_statistics(OF_THE_TASK_ALONE)
 def test_a_query_is_answered_as_if_there_were_no_other(name: str, context: str, statistics: Statistics) -> None:
-    learner, episodes = experienced(name, context, statistics), tasks()
-    together = learner.predict(episodes).mean
+    learner, episodes, protocol = experienced(name, context), tasks(), Protocol(statistics)
+    together = learner.predict(episodes, protocol=protocol).mean
     alone = replace(episodes, query_x=episodes.query_x[:, 5:6], query_y=None)
-    close(learner.predict(alone).mean, together[:, 5:6])
+    close(learner.predict(alone, protocol=protocol).mean, together[:, 5:6])
     others = noise(episodes.query_x)
     others[:, 5] = episodes.query_x[:, 5]
-    close(learner.predict(replace(episodes, query_x=others)).mean[:, 5], together[:, 5])
-    assert learner.protocol == "inductive"
+    close(learner.predict(replace(episodes, query_x=others), protocol=protocol).mean[:, 5], together[:, 5])
+    assert learner.label(protocol) == "inductive"
     assert (together - together.mean(1, keepdim=True)).abs().max() > 0.1  # queries do differ
 
 
-@pytest.mark.parametrize("statistics", INDUCTIVE)
+@pytest.mark.parametrize("statistics", OF_THE_TASK_ALONE)
 def test_a_query_seen_from_several_views_is_answered_as_if_there_were_no_other(statistics: Statistics) -> None:
-    learner, episodes = experienced(), tasks()
+    learner, episodes, protocol = experienced(), tasks(), Protocol(statistics, "flip-shift")
     plain = learner.predict(episodes).mean
-    learner.follow("inductive", statistics, views="flip-shift")
-    together = learner.predict(episodes).mean
+    learner.check_protocol(protocol)
+    together = learner.predict(episodes, protocol=protocol).mean
     others = noise(episodes.query_x)
     others[:, 5] = episodes.query_x[:, 5]
-    close(learner.predict(replace(episodes, query_x=others)).mean[:, 5], together[:, 5])
-    assert (learner.protocol, learner.views) == ("inductive", "flip-shift")
+    close(learner.predict(replace(episodes, query_x=others), protocol=protocol).mean[:, 5], together[:, 5])
+    assert learner.label(protocol) == "inductive"
     assert (together - plain).abs().max() > 0.01
-    learner.follow("inductive", views="one")
     close(learner.predict(episodes).mean, plain)
 
 
+@each_learner
+def test_a_prediction_under_one_protocol_leaves_the_next_as_it_was_to_the_bit(name: str, context: str) -> None:
+    learner, episodes = experienced(name, context), tasks()
+    before = learner.predict(episodes).mean
+    state = {key: value.clone() for key, value in learner.state_dict().items()}
+    views = ("one", "flip-shift") if learner.embeds_alone else ("one",)
+    for protocol in (Protocol(statistics, view) for statistics in ("support", "episode") for view in views):
+        answer = learner.predict(episodes, protocol=protocol).mean
+        usual = learner.statistics(INDUCTIVE) == protocol.statistics and protocol.views == "one"
+        assert torch.equal(answer, before) == usual
+        assert torch.equal(learner.predict(episodes).mean, before)
+    assert all(torch.equal(value, state[key]) for key, value in learner.state_dict().items())
+
+
+def test_features_that_are_ready_can_be_answered_under_any_protocol_without_an_embedding() -> None:
+    features = tasks().embedded(lambda x: x.flatten(2).float() / 255)
+    learner = LEARNERS["prototypical"](spec=TaskSpec((SIDE * SIDE,), None))
+    answers = [learner.predict(features, protocol=Protocol(s)).mean for s in ("running", "support", "episode")]
+    assert torch.equal(answers[0], answers[1]) and torch.equal(answers[0], answers[2])
+
+
+def test_the_default_protocol_is_the_learners_own_inductive_one() -> None:
+    for name, statistics in (("metavrf", "running"), ("maml", "support")):
+        learner, episodes = experienced(name), tasks()
+        assert learner.statistics(INDUCTIVE) == statistics
+        named = learner.predict(episodes, protocol=Protocol.named("inductive", statistics)).mean
+        assert torch.equal(learner.predict(episodes).mean, named)
+        assert learner.statistics(Protocol.named("transductive")) == "episode"
+
+
 def test_views_are_refused_where_there_is_no_picture_or_no_one_embedding() -> None:
-    adapting = experienced("maml")
-    with pytest.raises(UserError, match="views='flip' is not for a learner that adapts its embedding"):
-        adapting.follow("inductive", views="flip")
-    points = build(Config.of("sine"), TaskSpec())
-    with pytest.raises(UserError, match="views='flip' is for learners that embed pictures"):
-        points.follow("inductive", views="flip")
-    features = build(Config.of("ready.safetensors"), TaskSpec((300,), None))
-    with pytest.raises(UserError, match="views='flip' is for learners that embed pictures"):
-        features.follow("inductive", views="flip")
+    flipped = Protocol(views="flip")
+    features = Config.of("ready.safetensors").build(TaskSpec((300,), None))
+    for learner in (experienced("maml"), features):
+        with pytest.raises(UserError, match="views = 'flip' is for learners that embed pictures"):
+            learner.check_protocol(flipped)
+    points = Config.of("sine").build(TaskSpec())
+    with pytest.raises(UserError, match="views are for classes"):
+        points.check_protocol(flipped)
 
 
 @each_learner
 def test_the_transductive_protocol_sees_the_other_queries_and_says_so(name: str, context: str) -> None:
-    learner, episodes = experienced(name, context, "episode"), tasks()
+    learner, episodes, protocol = experienced(name, context), tasks(), Protocol.named("transductive")
     others = noise(episodes.query_x)
     others[:, 5] = episodes.query_x[:, 5]
-    gap = learner.predict(replace(episodes, query_x=others)).mean[:, 5] - learner.predict(episodes).mean[:, 5]
-    assert gap.abs().amax(1).min() > 0.01  # in every task
-    assert learner.protocol == "transductive"
+    one, other = (learner.predict(replace(episodes, query_x=x), protocol=protocol) for x in (episodes.query_x, others))
+    assert (other.mean[:, 5] - one.mean[:, 5]).abs().amax(1).min() > 0.01  # in every task
+    assert learner.label(protocol) == "transductive"
 
 
-@with_statistics((*INDUCTIVE, "episode"))
+@with_statistics((*OF_THE_TASK_ALONE, "episode"))
 def test_a_task_is_solved_on_its_own(name: str, context: str, statistics: Statistics) -> None:
-    learner, episodes = experienced(name, context, statistics), tasks()
-    together = learner.predict(episodes).mean
-    close(torch.cat([learner.predict(task).mean for task in episodes.batches(1)]), together)
+    learner, episodes, protocol = experienced(name, context), tasks(), Protocol(statistics)
+    together = learner.predict(episodes, protocol=protocol).mean
+    close(torch.cat([learner.predict(task, protocol=protocol).mean for task in episodes.batches(1)]), together)
     order = torch.tensor([2, 0, 3, 1])
     shuffled = Episodes(episodes.support_x[order], episodes.support_y[order], episodes.query_x[order], way=4)
-    close(learner.predict(shuffled).mean, together[order])
+    close(learner.predict(shuffled, protocol=protocol).mean, together[order])
 
 
 @each_kernel_learner
@@ -206,16 +238,17 @@ def test_answers_are_log_probabilities_and_a_temperature_divides_them(name: str,
 
 
 # VERSA draws a sample for each class in turn, so another order is another sample.
-@with_statistics((*INDUCTIVE, "episode"), [case for case in OF_ANY_WAY if case[0] != "versa"])
+@with_statistics((*OF_THE_TASK_ALONE, "episode"), [case for case in OF_ANY_WAY if case[0] != "versa"])
 def test_class_numbers_and_the_order_of_the_support_are_arbitrary(
     name: str, context: str, statistics: Statistics
 ) -> None:
-    learner, episodes = experienced(name, context, statistics), tasks()
-    expected = learner.predict(episodes).mean
+    learner, episodes, protocol = experienced(name, context), tasks(), Protocol(statistics)
+    expected = learner.predict(episodes, protocol=protocol).mean
     renamed, order = torch.tensor([2, 0, 3, 1]), torch.randperm(8)
-    close(learner.predict(replace(episodes, support_y=renamed[episodes.support_y])).mean[..., renamed], expected)
+    other_names = replace(episodes, support_y=renamed[episodes.support_y])
+    close(learner.predict(other_names, protocol=protocol).mean[..., renamed], expected)
     shuffled = replace(episodes, support_x=episodes.support_x[:, order], support_y=episodes.support_y[:, order])
-    close(learner.predict(shuffled).mean, expected)
+    close(learner.predict(shuffled, protocol=protocol).mean, expected)
 
 
 @pytest.mark.parametrize(("name", "context"), OF_ANY_WAY)
@@ -231,7 +264,8 @@ def test_ways_and_shots_may_differ_between_training_and_test(name: str, context:
 
 @pytest.mark.parametrize(("name", "context"), [*KERNEL_LEARNERS, ("versa", "none")])
 def test_posterior_samples_are_averaged_as_probabilities(name: str, context: str) -> None:
-    prediction = experienced(name, context, samples=4, bases=8).predict(tasks())
+    fewer = {} if name == "versa" else {"bases": 8}
+    prediction = experienced(name, context, samples=4, **fewer).predict(tasks())
     assert prediction.samples.shape == (4, 4, 12, 4)
     assert prediction.samples.std(0).max() > 0.01  # they do differ
     close(prediction.mean.exp(), prediction.samples.softmax(-1).mean(0))

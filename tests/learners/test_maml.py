@@ -26,7 +26,7 @@ each_order = pytest.mark.parametrize("first_order", [False, True])
 class Smooth(MLP):
     """Fully connected layers without kinks, so that finite differences are exact enough."""
 
-    def forward(self, x: Tensor, own: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, own: int | None = None, views: str = "one") -> Tensor:
         for layer in self:
             x = layer(x) if isinstance(layer, nn.Linear) else torch.tanh(x)
         return x
@@ -43,7 +43,7 @@ def sine(shot: int = 5, seed: int = 0) -> Episodes:
 def curve_learner(kind: type[MAML], **settings: Any) -> MAML:
     torch.manual_seed(5)
     inner = InnerLoop(**{"inner_steps": 2, "inner_lr": 0.05, **settings})
-    return kind(Smooth((1, 6, 5)), 1, inner, regression=True).double()
+    return kind(Smooth((1, 6, 5)), TaskSpec(), inner).double()
 
 
 def pictures(way: int = 3, tasks: int = 3, seed: int = 0) -> Episodes:
@@ -60,7 +60,7 @@ def pictures(way: int = 3, tasks: int = 3, seed: int = 0) -> Episodes:
 def picture_learner(kind: type[MAML], **settings: Any) -> MAML:
     torch.manual_seed(6)
     inner = InnerLoop(**{"inner_steps": 2, "inner_lr": 0.3, **settings})
-    return kind(ConvNet((1, 9, 9), blocks=2, channels=4), 3, inner, regression=False)
+    return kind(ConvNet((1, 9, 9), blocks=2, channels=4), TaskSpec((1, 9, 9), None, way=3), inner)
 
 
 def plain_loop(learner: MAML, episodes: Episodes, *, create_graph: bool) -> tuple[Tensor, Tensor]:
@@ -206,7 +206,7 @@ def test_another_number_of_classes_is_refused() -> None:
 
 def test_ready_features_adapt_a_linear_layer() -> None:
     config = Config.of("./features.safetensors", "maml").with_options(way=3)
-    learner = build(config, TaskSpec((6,), None))
+    learner = config.build(TaskSpec((6,), None))
     episodes = pictures()
     episodes = replace(
         episodes,

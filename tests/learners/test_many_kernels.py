@@ -22,13 +22,15 @@ from metavrf.kernels.spectral import Exact, Spectral
 from metavrf.learners.adapted import AdaptedMixture
 from metavrf.learners.base import Prediction
 from metavrf.learners.head import RIDGE_FLOOR, MixtureHead, RidgeHead
+from metavrf.learners.kernel import KernelSettings
 from metavrf.learners.measuring import calibrate_band, measure
 from metavrf.learners.metavrf import MetaVRF, MetaVRFSettings
 from metavrf.learners.prototypical import Prototypical
 from metavrf.learners.shared import Shared
 from metavrf.nn.mixture import MixturePosterior
-from metavrf.nn.mlp import MLP
+from metavrf.nn.mlp import MLP, Raw
 from metavrf.randomness import stream
+from metavrf.spec import TaskSpec
 from metavrf.tasks.functions import family
 from metavrf.testing.adaptivity import adaptivity
 from metavrf.testing.evaluation import evaluate_learner
@@ -84,14 +86,13 @@ def vary(model: MetaVRF) -> MetaVRF:
     return model
 
 
-def curves(*, length: int = 1, embedding: nn.Module | None = None, **settings: Any) -> MetaVRF:
+def curves(*, length: int = 1, embedding: MLP | Raw | None = None, **settings: Any) -> MetaVRF:
     """Six kernels of curves, exact; noise is large, so that rounding is not magnified and several kernels count."""
     defaults: dict[str, Any] = {"components": 6, "train_kernel": "exact", "context": "none", "context_inputs": "xy"}
     merged = MetaVRFSettings(**{**defaults, "noise": 0.1, "kl_weight": 0.0, **settings})
     if embedding is None:  # combs have high frequencies, to which the rounding of features would matter
-        embedding = nn.Identity() if merged.combs else MLP((1, 12, FEATURES))
-    size = FEATURES if isinstance(embedding, MLP) else 1
-    model = MetaVRF(embedding, size, merged, targets=1, generator=stream(0, "bases"), stream=length)
+        embedding = Raw(1) if merged.combs else MLP((1, 12, FEATURES))
+    model = MetaVRF(embedding, TaskSpec(stream=length), merged)
     model.initialise(sine(40, 6, seed=1))
     return vary(model).eval()
 
@@ -99,7 +100,7 @@ def curves(*, length: int = 1, embedding: nn.Module | None = None, **settings: A
 def classes(**settings: Any) -> MetaVRF:
     defaults: dict[str, Any] = {"components": 5, "train_kernel": "exact", "context": "none", "gamma": 6.0}
     merged = MetaVRFSettings(**{**defaults, "noise": 0.1, **settings})
-    model = MetaVRF(nn.Identity(), FEATURES, merged, targets=None, generator=stream(0, "bases"))
+    model = MetaVRF(Raw(FEATURES), TaskSpec((FEATURES,), None), merged)
     model.initialise(blobs(10, seed=1))
     return vary(model).eval()
 
@@ -138,7 +139,7 @@ def test_a_prediction_is_unchanged_by_other_queries_the_batch_and_the_order_of_t
     rows = torch.tensor([2, 0, 3, 1])
     reordered = replace(episodes, support_x=episodes.support_x[:, rows], support_y=episodes.support_y[:, rows])
     same(model.predict(reordered), together)
-    assert model.protocol == "inductive"
+    assert model.label() == "inductive"
 
 
 @pytest.mark.parametrize("settings", [{}, {"evidence": "leave-one-out"}, {"context_inputs": "xy"}], ids=str)
@@ -396,7 +397,7 @@ def test_every_parameter_of_a_mixture_has_a_gradient(settings: dict[str, Any]) -
 
 
 def test_a_few_steps_lower_the_loss_of_a_mixture() -> None:
-    model = curves(embedding=nn.Identity(), moves=False)
+    model = curves(embedding=Raw(1), moves=False)
     losses = train_briefly(model, [sine(20, seed=step) for step in range(40)], lr=2e-2)
     assert sum(losses[-10:]) < sum(losses[:10]) - 3
 
@@ -406,7 +407,7 @@ def test_kernels_start_where_the_tasks_are() -> None:
     frequency = torch.linspace(0.8, 1.2, 30).reshape(30, 1, 1)
     y = 2 * torch.sin(frequency * x + torch.rand(30, 1, 1))
     settings = MetaVRFSettings(components=16, train_kernel="exact", context="none", moves=False)
-    model = MetaVRF(nn.Identity(), 1, settings, targets=1, generator=stream(0, "bases"))
+    model = MetaVRF(Raw(1), TaskSpec(), settings)
     episodes = Episodes(x, y, x[:, :1])
     model.initialise(episodes)
     peaks, weights = model.spectrum(episodes, torch.linspace(-5, 5, 50))
@@ -430,9 +431,8 @@ def test_guards_do_not_move_while_the_other_kernels_learn() -> None:
 
 
 def shared(**settings: Any) -> Shared:
-    defaults: dict[str, Any] = {"context": "none", "bases": 64, "ridge": 1e-2}
-    merged = MetaVRFSettings(**{**defaults, **settings})
-    model = Shared(MLP((1, 12, FEATURES)), FEATURES, merged, targets=1, generator=stream(0, "bases"))
+    merged = KernelSettings(**{"bases": 64, "ridge": 1e-2, **settings})
+    model = Shared(MLP((1, 12, FEATURES)), TaskSpec(), merged)
     model.initialise(sine(20, 6, seed=1))
     return model
 
@@ -548,7 +548,7 @@ def slow_and_fast(tasks: int = 20) -> Episodes:
 def two_kernels() -> MetaVRF:
     """A kernel of slow waves and one of fast ones."""
     settings = MetaVRFSettings(components=2, train_kernel="exact", context="none", moves=False, noise=1e-3)
-    model = MetaVRF(nn.Identity(), 1, settings, targets=1, generator=stream(0, "bases"))
+    model = MetaVRF(Raw(1), TaskSpec(), settings)
     assert isinstance(model.posterior, MixturePosterior)
     model.posterior.start_at(torch.tensor([[0.6], [1.8]]), torch.full((2, 1), math.log(0.05)), 2.0)
     return model.eval()
@@ -600,7 +600,7 @@ def test_tasks_of_several_sizes_are_tested_together() -> None:
 
 
 def test_the_adaptivity_of_a_learner_that_infers_nothing_is_nothing() -> None:
-    assert adaptivity(Prototypical(nn.Identity()), blobs()) == {"inferred": None}
+    assert adaptivity(Prototypical(Raw(FEATURES)), blobs()) == {"inferred": None}
 
 
 def test_the_adaptivity_of_streams_is_refused() -> None:
@@ -619,7 +619,7 @@ def test_targets_far_from_zero_are_answered_about_their_mean() -> None:
     x = torch.linspace(-5, 5, 12).reshape(1, 12, 1).expand(30, -1, -1)
     settings = MetaVRFSettings(components=16, train_kernel="exact", context="none", moves=False)
     for far in (0.0, 1000.0):
-        model = MetaVRF(nn.Identity(), 1, settings, targets=1, generator=stream(0, "bases"))
+        model = MetaVRF(Raw(1), TaskSpec(), settings)
         model.initialise(Episodes(x, far + torch.sin(x + torch.rand(30, 1, 1)), x[:, :1]))
         assert isinstance(model.head, MixtureHead)
         assert model.head.level.item() == pytest.approx(far, abs=1.0)

@@ -19,8 +19,9 @@ from metavrf.learners.base import Prediction
 from metavrf.learners.metavrf import MetaVRF, MetaVRFSettings
 from metavrf.learners.prototypical import Prototypical
 from metavrf.nn.inference import laplace_attention
-from metavrf.nn.mlp import MLP, GaussianMLP
+from metavrf.nn.mlp import MLP, GaussianMLP, Raw
 from metavrf.randomness import stream
+from metavrf.spec import TaskSpec
 from metavrf.tasks.functions import family
 
 CONTEXTS = [(context, inputs) for context in ("none", "lstm", "bilstm") for inputs in ("x", "xy")]
@@ -36,7 +37,7 @@ def learner(**settings: Any) -> MetaVRF:
     defaults: dict[str, Any] = {"bases": 64, "ridge": 1e-2, "context": "none"}
     generator = torch.Generator().manual_seed(7)
     merged = MetaVRFSettings(**{**defaults, **settings})
-    return awake(MetaVRF(MLP((1, 16, 16)), 16, merged, targets=1, generator=generator))
+    return awake(MetaVRF(MLP((1, 16, 16)), TaskSpec(), merged, generator=generator))
 
 
 def experienced(**settings: Any) -> MetaVRF:
@@ -74,15 +75,18 @@ def blobs(tasks: int, seed: int, way: int = 5, shot: int = 2, query: int = 10) -
     return Episodes(x[:, :support], labels[:, :support], x[:, support:], labels[:, support:], way=way)
 
 
-def classifier(embedding: nn.Module, **settings: Any) -> MetaVRF:
+class Map(nn.Linear):
+    """A linear map, the least embedding that can learn."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.features = 8
+
+
+def classifier(embedding: Map | Raw, **settings: Any) -> MetaVRF:
     defaults: dict[str, Any] = {"bases": 128, "ridge": 1e-2, "gamma": 5.0}
-    model = MetaVRF(
-        embedding,
-        8,
-        MetaVRFSettings(**{**defaults, **settings}),
-        targets=None,
-        generator=torch.Generator().manual_seed(7),
-    )
+    merged = MetaVRFSettings(**{**defaults, **settings})
+    model = MetaVRF(embedding, TaskSpec((8,), None), merged, generator=torch.Generator().manual_seed(7))
     model.initialise(blobs(25, seed=100))
     return model
 
@@ -113,7 +117,7 @@ def test_a_query_does_not_depend_on_the_other_queries(context: str, inputs: str)
     apart = model.predict(replace(episodes, query_x=other, query_y=None))
     torch.testing.assert_close(together.mean[:, :1], apart.mean[:, :1], rtol=0, atol=1e-5)
     torch.testing.assert_close(together.std[:, :1], apart.std[:, :1], rtol=0, atol=1e-5)  # type: ignore[index]
-    assert model.protocol == "inductive"
+    assert model.label() == "inductive"
 
 
 @each_context
@@ -274,7 +278,7 @@ def test_deviation_is_that_of_the_features_norm(feature_map: str) -> None:
 def test_deviation_is_small_at_the_support_and_large_far_from_it(context: Literal["none", "bilstm"]) -> None:
     generator = torch.Generator().manual_seed(0)
     settings = MetaVRFSettings(context=context, bases=512, ridge=1e-4)
-    model = MetaVRF(nn.Identity(), 1, settings, targets=1, generator=generator)
+    model = MetaVRF(Raw(1), TaskSpec(), settings, generator=generator)
     support_x = torch.tensor([[[-1.0], [-0.2], [0.4], [1.0]]])
     query_x = torch.cat([support_x, support_x + 8, support_x - 8], dim=1)
     std = model.predict(Episodes(support_x, 2 * support_x.sin(), query_x)).std
@@ -408,11 +412,38 @@ def test_shots_may_differ_between_training_and_test() -> None:
 
 
 def test_the_seed_of_a_configuration_decides_the_weights() -> None:
-    first, again, other = (build(Config("sine").with_options(seed=seed)).state_dict() for seed in (3, 3, 4))
+    one_kernel: dict[str, Any] = {"components": 1, "guards": 0, "train_kernel": "features", "embedding": "mlp"}
+    first, again, other = (Config.of("sine", seed=seed, **one_kernel).build().state_dict() for seed in (3, 3, 4))
     assert first.keys() == again.keys()
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["embedding.0.weight"], other["embedding.0.weight"])
     assert not torch.equal(first["epsilon"], other["epsilon"])
+
+
+@pytest.mark.parametrize("settings", [MetaVRFSettings(), None])
+def test_a_learner_needs_no_configuration(settings: MetaVRFSettings | None) -> None:
+    spec = TaskSpec((3,), 2)
+    model, same = (MetaVRF(MLP((3, 16)), spec, settings), MetaVRF(MLP((3, 16)), spec, settings))
+    assert (model.spec, model.settings, model.features) == (spec, MetaVRFSettings(), 16)
+    assert model.epsilon is not None and same.epsilon is not None
+    assert torch.equal(model.epsilon, same.epsilon)  # bases are drawn from a seed where no generator is given
+    x, weights = torch.randn(20, 13, 3), torch.randn(20, 3, 2)
+    y = torch.sin(x @ weights)
+    episodes = Episodes(x[:, :8], y[:, :8], x[:, 8:], y[:, 8:])
+    model.initialise(episodes)
+    losses = train_briefly(model, [episodes] * 20, lr=5e-3)
+    assert losses[-1] < losses[0]
+    prediction = model.predict(episodes)
+    assert prediction.mean.shape == (20, 5, 2)
+    assert prediction.std is not None
+    assert (prediction.std > 0).all()
+
+
+def test_a_learner_of_many_kernels_needs_no_configuration() -> None:
+    settings = MetaVRFSettings(components=8, guards=2, train_kernel="exact", context="none", moves=False)
+    model = MetaVRF(Raw(1), settings=settings)
+    model.initialise(sine(25))
+    assert model.predict(sine()).mean.shape == (6, 9, 1)
 
 
 # Classification: the same learner, the same record
@@ -420,7 +451,7 @@ def test_the_seed_of_a_configuration_decides_the_weights() -> None:
 
 @pytest.mark.parametrize("context", ["none", "lstm", "bilstm"])
 def test_classes_have_logits_and_the_two_terms(context: str) -> None:
-    prediction: Prediction = classifier(nn.Identity(), context=context, kl_weight=0.5).train()(blobs(3, seed=0))
+    prediction: Prediction = classifier(Raw(8), context=context, kl_weight=0.5).train()(blobs(3, seed=0))
     assert prediction.mean.shape == (3, 50, 5)
     assert prediction.std is None
     assert prediction.terms.keys() == {"nll", "kl"}
@@ -432,7 +463,7 @@ def test_classes_have_logits_and_the_two_terms(context: str) -> None:
 def test_a_prototypical_loss_is_added_where_asked_for_and_reaches_the_embedding_alone() -> None:
     episodes = blobs(3, seed=0)
     plain, taught = (
-        classifier(nn.Linear(8, 8), kl_weight=0.5, prototype_weight=weight).train() for weight in (0.0, 2.0)
+        classifier(Map(), kl_weight=0.5, prototype_weight=weight).train() for weight in (0.0, 2.0)
     )
     taught.load_state_dict(plain.state_dict())
     without, together = plain(episodes), taught(episodes)
@@ -453,30 +484,30 @@ def test_a_prototypical_loss_is_for_classes_alone() -> None:
 
 @pytest.mark.parametrize("context", ["none", "bilstm"])
 def test_a_few_steps_teach_easy_classes(context: str) -> None:
-    model, test = classifier(nn.Linear(8, 8), context=context), blobs(40, seed=999)
+    model, test = classifier(Map(), context=context), blobs(40, seed=999)
     losses = train_briefly(model, [blobs(8, seed=step) for step in range(40)], lr=5e-3)
     assert sum(losses[-5:]) < sum(losses[:5])
     assert accuracy(model, test) > 0.8  # chance is 0.2
 
 
 def test_class_samples_are_averaged_as_probabilities_by_the_learner() -> None:
-    prediction = classifier(nn.Identity(), samples=3).predict(blobs(2, seed=0))
+    prediction = classifier(Raw(8), samples=3).predict(blobs(2, seed=0))
     torch.testing.assert_close(prediction.mean.exp(), prediction.samples.softmax(-1).mean(0))
 
 
 def test_renaming_the_classes_renames_the_logits() -> None:
-    model, episodes = classifier(nn.Identity()).eval(), blobs(2, seed=0)
+    model, episodes = classifier(Raw(8)).eval(), blobs(2, seed=0)
     names = torch.tensor([3, 0, 4, 1, 2])
     renamed = replace(episodes, support_y=names[episodes.support_y], query_y=None)
     torch.testing.assert_close(model.predict(renamed).mean[..., names], model.predict(episodes).mean, rtol=0, atol=1e-4)
 
 
 def test_ways_and_shots_may_differ_between_training_and_test() -> None:
-    model = classifier(nn.Identity())
+    model = classifier(Raw(8))
     assert model.predict(blobs(2, seed=0, way=11, shot=1)).mean.shape == (2, 110, 11)
 
 
 def test_a_query_of_classes_does_not_depend_on_the_other_queries() -> None:
-    model, episodes = classifier(nn.Identity(), context="bilstm").eval(), blobs(3, seed=0)
+    model, episodes = classifier(Raw(8), context="bilstm").eval(), blobs(3, seed=0)
     apart = replace(episodes, query_x=episodes.query_x[:, 7:8], query_y=None)
     torch.testing.assert_close(model.predict(apart).mean, model.predict(episodes).mean[:, 7:8], rtol=0, atol=1e-5)

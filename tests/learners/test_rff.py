@@ -6,29 +6,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from awake import ridge_head
+from metavrf.episodes import Episodes
 from metavrf.learners.head import RIDGE_FLOOR
-from metavrf.learners.metavrf import MetaVRFSettings
+from metavrf.learners.kernel import KernelSettings
 from metavrf.learners.rff import RFF
-from metavrf.nn.mlp import MLP
+from metavrf.nn.mlp import MLP, Raw
+from metavrf.spec import TaskSpec
 from metavrf.tasks.functions import family
 
 
-def learner(embedding: nn.Module, features: int, **settings: Any) -> RFF:
-    generator = torch.Generator().manual_seed(4)
-    return RFF(embedding, features, MetaVRFSettings(**settings), targets=1, generator=generator)
+def learner(embedding: MLP | Raw, **settings: Any) -> RFF:
+    return RFF(embedding, TaskSpec(), KernelSettings(**settings), generator=torch.Generator().manual_seed(4))
 
 
 def test_there_is_no_inference_network() -> None:
-    names = {name for name, _ in learner(MLP((1, 8, 8)), 8, bases=16).named_parameters()}
+    names = {name for name, _ in learner(MLP((1, 8, 8)), bases=16).named_parameters()}
     assert {name for name in names if not name.startswith(("embedding.", "head."))} == {"log_length"}
 
 
 @pytest.mark.parametrize("feature_map", ["cosine", "sincos"])
 def test_prediction_is_kernel_ridge_regression_in_closed_form(feature_map: str, generator: torch.Generator) -> None:
-    model = learner(MLP((1, 8, 8)), 8, bases=30, feature_map=feature_map, ridge=1e-2, gamma=1.4)
+    model = learner(MLP((1, 8, 8)), bases=30, feature_map=feature_map, ridge=1e-2, gamma=1.4)
     with torch.no_grad():
         ridge_head(model).beta.fill_(-0.2)
         model.log_length.fill_(0.5)
@@ -53,7 +53,7 @@ def test_prediction_is_kernel_ridge_regression_in_closed_form(feature_map: str, 
 
 
 def test_with_many_bases_it_is_ridge_regression_with_the_rbf_kernel(generator: torch.Generator) -> None:
-    model = learner(nn.Identity(), 1, bases=40_000, ridge=0.1)
+    model = learner(Raw(1), bases=40_000, ridge=0.1)
     episodes = family("sine").sample(4, 5, 30, generator)
     predicted = model.predict(episodes).mean
     for task in range(4):
@@ -64,15 +64,13 @@ def test_with_many_bases_it_is_ridge_regression_with_the_rbf_kernel(generator: t
 
 
 def test_loss_is_the_likelihood_alone(generator: torch.Generator) -> None:
-    prediction = learner(MLP((1, 8, 8)), 8, bases=16)(family("sine").sample(2, 5, 7, generator))
+    prediction = learner(MLP((1, 8, 8)), bases=16)(family("sine").sample(2, 5, 7, generator))
     assert prediction.terms.keys() == {"nll"}
     assert torch.equal(prediction.loss, prediction.terms["nll"])
     assert torch.isfinite(prediction.loss)
 
 
 def test_classes_are_solved_by_the_same_learner() -> None:
-    from metavrf.episodes import Episodes
-
     centres = 4 * torch.eye(3)
     episodes = Episodes(
         (centres + 0.1 * torch.randn(2, 3, 3)),
@@ -81,8 +79,8 @@ def test_classes_are_solved_by_the_same_learner() -> None:
         torch.arange(3).expand(2, -1),
         way=3,
     )
-    settings = MetaVRFSettings(bases=256, gamma=10.0)
-    model = RFF(nn.Identity(), 3, settings, targets=None, generator=torch.Generator().manual_seed(0))
+    settings = KernelSettings(bases=256, gamma=10.0)
+    model = RFF(Raw(3), TaskSpec((3,), None), settings, generator=torch.Generator().manual_seed(0))
     prediction = model.predict(episodes)
     assert prediction.mean.shape == (2, 3, 3)
     assert torch.equal(prediction.mean.argmax(-1), torch.arange(3).expand(2, -1))

@@ -9,6 +9,7 @@ from metavrf.episodes import Episodes
 from metavrf.learners.metavrf import MetaVRF, MetaVRFSettings
 from metavrf.nn.mlp import MLP, GaussianMLP
 from metavrf.randomness import stream
+from metavrf.spec import TaskSpec
 from metavrf.tasks.functions import family
 
 
@@ -16,7 +17,7 @@ from metavrf.tasks.functions import family
 @pytest.mark.parametrize("seed", range(3))
 def test_functions_start_with_a_phase_that_grows_evenly_with_the_input(seed: int, shot: int) -> None:
     torch.manual_seed(seed)
-    model = MetaVRF(MLP((1, 40, 40)), 40, MetaVRFSettings(bases=8), targets=1, generator=torch.Generator())
+    model = MetaVRF(MLP((1, 40, 40)), TaskSpec(), MetaVRFSettings(bases=8))
     episodes = family("sine").sample(25, shot, 9, stream(0, "train"))
     model.initialise(episodes)
     with torch.no_grad():
@@ -32,7 +33,7 @@ def test_functions_start_with_a_phase_that_grows_evenly_with_the_input(seed: int
 
 
 def test_functions_of_several_inputs_start_with_a_phase_of_their_sum() -> None:
-    model = MetaVRF(MLP((3, 32, 32)), 32, MetaVRFSettings(bases=8), targets=1, generator=torch.Generator())
+    model = MetaVRF(MLP((3, 32, 32)), TaskSpec((3,)), MetaVRFSettings(bases=8))
     x = torch.randn(25, 10, 3)
     episodes = Episodes(x[:, :6], torch.randn(25, 6, 1), x[:, 6:], torch.randn(25, 4, 1))
     model.initialise(episodes)
@@ -43,7 +44,7 @@ def test_functions_of_several_inputs_start_with_a_phase_of_their_sum() -> None:
 
 
 def test_classes_start_with_bases_about_zero() -> None:
-    model = MetaVRF(MLP((8, 16, 16)), 16, MetaVRFSettings(bases=8), targets=None, generator=torch.Generator())
+    model = MetaVRF(MLP((8, 16, 16)), TaskSpec((8,), None), MetaVRFSettings(bases=8))
     episodes = Episodes(torch.randn(25, 10, 8), torch.arange(5).repeat(25, 2), torch.randn(25, 3, 8), way=5)
     model.initialise(episodes)
     q = model.infer(episodes.embedded(model.embedding))

@@ -106,14 +106,14 @@ def relative(value: Tensor, expected: Tensor) -> float:
 )
 @torch.inference_mode()
 def test_networks_have_the_papers_sizes(name: Any, inputs: tuple[int, ...], channels: int, features: int) -> None:
-    network = make_embedding(inputs, EmbeddingSettings(name, channels), regression=False)
+    network = make_embedding(inputs, EmbeddingSettings(name, channels))
     assert network.features == features
     assert network.eval()(pictures(2, 1, *inputs)).shape == (2, 1, features)
 
 
 def test_wrn_28_10_has_its_authors_number_of_weights_and_640_features() -> None:
     with torch.device("meta"):  # no memory, no time
-        network = make_embedding((3, 84, 84), EmbeddingSettings("wrn28-10"), regression=False)
+        network = make_embedding((3, 84, 84), EmbeddingSettings("wrn28-10"))
     assert network.features == 640
     assert sum(p.numel() for p in network.parameters()) == 36_479_194 - 6_410  # less its 10-class linear layer
     convolutions = [m for m in network.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
@@ -122,7 +122,27 @@ def test_wrn_28_10_has_its_authors_number_of_weights_and_640_features() -> None:
 
 def test_pictures_too_small_to_pool_are_refused() -> None:
     with pytest.raises(UserError, match="28 x 28 pixels are too small for 5 blocks"):
-        make_embedding((3, 28, 28), EmbeddingSettings("conv5"), regression=False)
+        make_embedding((3, 28, 28), EmbeddingSettings("conv5"))
+
+
+@pytest.mark.parametrize(("name", "features"), [("mlp", 40), ("raw", 3), ("ready", 3)])
+def test_samples_of_several_numbers_are_embedded_as_such(name: str, features: int) -> None:
+    network = make_embedding((3,), EmbeddingSettings(name))
+    assert network.features == features
+    x = torch.randn(2, 5, 3)
+    assert network.eval()(x).shape == (2, 5, features)
+    assert torch.equal(network(x, None, "one"), network(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "fitting"),
+    [("conv4", (1,), "mlp, raw, ready"), ("mlp", (1, 28, 28), "conv4, conv5, resnet12, wrn28-10")],
+)
+def test_an_embedding_of_another_kind_of_samples_is_refused_with_those_that_fit(
+    name: str, inputs: tuple[int, ...], fitting: str
+) -> None:
+    with pytest.raises(UserError, match=f"'{name}' takes .* choose from {fitting}"):
+        make_embedding(inputs, EmbeddingSettings(name))
 
 
 def worst_error(kind: str, training: bool, dtype: torch.dtype) -> float:
@@ -178,7 +198,7 @@ def test_dropout_is_for_training_only(kind: str) -> None:
 
 
 def test_ready_features_are_centred_and_scaled_by_what_training_saw() -> None:
-    ready, z = make_embedding((7,), EmbeddingSettings(), regression=False), 3 + 2 * torch.randn(4, 30, 7)
+    ready, z = make_embedding((7,), EmbeddingSettings("ready")), 3 + 2 * torch.randn(4, 30, 7)
     assert isinstance(ready, Ready)
     assert ready.features == 7
     trained = ready.train()(z)
@@ -214,5 +234,5 @@ def test_a_feature_that_never_varies_does_not_spoil_the_axes(generator: torch.Ge
 
 
 def test_few_features_are_not_projected() -> None:
-    assert make_embedding((10,), EmbeddingSettings(project=256), regression=False).features == 10
+    assert make_embedding((10,), EmbeddingSettings("ready", project=256)).features == 10
     assert not list(Ready(10, project=10).projection.parameters())

@@ -65,17 +65,3 @@ def test_own_statistics_see_nothing_beyond_the_first_samples_of_the_same_task() 
     assert torch.equal(first[:2], second[:2])
     assert torch.equal(first[SAMPLES : 2 * SAMPLES], second[SAMPLES : 2 * SAMPLES])
     assert (made(x, Own(TASKS, 3))[:2] - made(changed, Own(TASKS, 3))[:2]).abs().max() > 0.1
-
-
-@pytest.mark.parametrize("share", [0.25, 0.8, 1.0])
-def test_a_share_of_own_statistics_is_mixed_with_running_ones(share: float) -> None:
-    made, x = layer(), images()
-    made.own_share = share
-    task = x[:SAMPLES].double()
-    assert made.running_mean is not None and made.running_var is not None
-    mean = share * task.mean((0, 2, 3)) + (1 - share) * made.running_mean
-    variance = share * task.var((0, 2, 3), correction=0) + (1 - share) * made.running_var
-    deviation = (variance + made.eps).sqrt()
-    expected = (task - mean[:, None, None]) / deviation[:, None, None] * made.weight[:, None, None]
-    expected = expected + made.bias[:, None, None]
-    torch.testing.assert_close(made(x, Own(TASKS, SAMPLES))[:SAMPLES].double(), expected, rtol=1e-4, atol=1e-4)

@@ -99,11 +99,11 @@ def test_what_cannot_be_downloaded_is_refused_with_which_files_to_put_where(tmp_
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_names_that_are_not_known_are_refused_before_anything_is_read(name: str) -> None:
-    assert DATASETS.__getitem__(name) is DATASETS[name]
+    assert DATASETS[name].name == name
     with refused("'lunar'", name, ", ".join(DATASETS[name].splits)):
         open_tasks(name, DataSettings(split="lunar"))
     with refused("'mnist'", "omniglot, cifar-fs, fc100, mini-imagenet"):
-        DATASETS.__getitem__("mnist")
+        DATASETS["mnist"]
 
 
 def test_omniglot_is_bright_ink_in_four_rotations_grouped_by_alphabet(

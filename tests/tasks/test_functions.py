@@ -3,7 +3,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,24 +14,20 @@ from torch import Tensor
 
 import metavrf
 from metavrf.errors import UserError
+from metavrf.learners import LEARNERS
 from metavrf.randomness import stream
 from metavrf.settings import EpisodeSettings
-from metavrf.tasks import functions
 from metavrf.tasks.families import Line, Mixed, Step, Wave
-from metavrf.tasks.functions import FunctionFamily, Sine, SineMAML, family, register_family
+from metavrf.tasks.functions import FAMILIES, FunctionFamily, Sine, SineMAML, family, register_family
 from metavrf.tasks.source import FunctionTasks
+from metavrf.testing.compare import limits
 
 RANGES = {"amplitude": (0.1, 5.0), "frequency": (0.8, 1.2), "phase": (0.0, math.pi)}
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of the register, so that a test's families are gone after it."""
-    monkeypatch.setattr(functions, "_FAMILIES", dict(functions._FAMILIES))
-
-
-def register_sawtooth() -> None:
-    """The family of one's own from the module's documentation."""
+def sawtooth() -> Iterator[None]:
+    """The family of one's own from the module's documentation, for the time of a test."""
 
     @register_family("sawtooth")
     class Sawtooth(FunctionFamily):
@@ -39,6 +37,29 @@ def register_sawtooth() -> None:
 
         def evaluate(self, x: Tensor, height: Tensor, period: Tensor, phase: Tensor) -> Tensor:  # type: ignore[override]
             return height * ((x / period + phase) % 1.0)
+
+    yield
+    FAMILIES.remove("sawtooth")
+
+
+@pytest.fixture
+def hill() -> Iterator[None]:
+    """A family of three inputs and two outputs, for the time of a test."""
+
+    @register_family("hill")
+    class Hill(FunctionFamily):
+        """A hill in space, and how it falls along the first axis."""
+
+        inputs, outputs, domain, noise = 3, 2, (-2.0, 2.0), 0.01
+        parameters = {"height": (1.0, 3.0), "place": (-1.0, 1.0)}
+
+        def evaluate(self, x: Tensor, **parameters: Tensor) -> Tensor:
+            away = (x - parameters["place"].unsqueeze(-1)).square().sum(-1)
+            y = parameters["height"] * torch.exp(-0.5 * away)
+            return torch.stack([y, -(x[..., 0] - parameters["place"]) * y], dim=-1)
+
+    yield
+    FAMILIES.remove("hill")
 
 
 def test_sine_parameters_are_uniform_on_the_papers_ranges() -> None:
@@ -149,7 +170,7 @@ def test_a_domain_of_ones_own_is_used() -> None:
 
 
 def test_an_unknown_family_is_named_with_the_known_ones() -> None:
-    with pytest.raises(UserError, match=r"'cosine' is unknown.*gp-matern, .*mixed, sine, sine-drift, sine-maml"):
+    with pytest.raises(UserError, match=r"no family of functions 'cosine' .*sine, sine-maml, .*gp-rbf, gp-matern"):
         family("cosine")
 
 
@@ -159,9 +180,8 @@ def test_an_unknown_family_fails_before_anything_is_written(tmp_path: Path) -> N
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.usefixtures("registry")
+@pytest.mark.usefixtures("sawtooth")
 def test_a_family_of_ones_own_can_be_sampled_by_name() -> None:
-    register_sawtooth()
     made = family("sawtooth")
     assert made.name == "sawtooth"
     episodes = made.sample(200, 5, 10, stream(0, "train"))
@@ -170,9 +190,8 @@ def test_a_family_of_ones_own_can_be_sampled_by_name() -> None:
     assert 2.5 < episodes.query_y.max() < 3
 
 
-@pytest.mark.usefixtures("registry")
+@pytest.mark.usefixtures("sawtooth")
 def test_a_family_of_ones_own_can_be_trained_and_evaluated(tmp_path: Path) -> None:
-    register_sawtooth()
     run = metavrf.train(
         "sawtooth",
         out=tmp_path / "run",
@@ -188,12 +207,70 @@ def test_a_family_of_ones_own_can_be_trained_and_evaluated(tmp_path: Path) -> No
     evaluation = metavrf.evaluate(tmp_path / "run", tasks=20)
     assert evaluation.tasks == 20
     assert 0 < evaluation.mean < 3**2
-    assert api.limits("sawtooth", shot=5, tasks=2) == {}
+    assert limits("sawtooth", shot=5, tasks=2) == {}
 
 
-@pytest.mark.usefixtures("registry")
+@pytest.mark.usefixtures("hill")
+def test_a_family_of_several_inputs_and_outputs_has_its_shapes_and_fills_the_domain() -> None:
+    training = family("hill").sample(200, 4, 6, stream(0, "train"))
+    assert training.query_y is not None
+    shapes = [tuple(t.shape) for t in (training.support_x, training.support_y, training.query_x, training.query_y)]
+    assert shapes == [(200, 4, 3), (200, 4, 2), (200, 6, 3), (200, 6, 2)]
+    test = family("hill").sample_grid(5, 4, stream(0, "test"))
+    assert (test.support_x.shape, test.query_x.shape) == ((5, 4, 3), (5, 100, 3))
+    grid = test.query_x[0]
+    assert torch.equal(test.query_x, grid.expand_as(test.query_x))  # the same points in every task
+    octants = ((grid > 0).long() * torch.tensor([1, 2, 4])).sum(-1).bincount(minlength=8)
+    assert grid.abs().max() <= 2
+    assert (octants - 12.5).abs().max() <= 2  # as many points in each of them, or nearly
+
+
+@pytest.mark.usefixtures("hill")
+@pytest.mark.parametrize("name", [name for name in LEARNERS if "regression" in LEARNERS[name].solves])
+def test_a_family_of_several_inputs_and_outputs_can_be_trained_and_evaluated(name: str, tmp_path: Path) -> None:
+    small: dict[str, Any] = {"iterations": 6, "validate_every": 3, "validate_tasks": 10, "batch": 5, "threads": 1}
+    small |= {"components": 12} if name == "metavrf" else {}
+    metavrf.train("hill", learner=name, out=tmp_path / "run", quiet=True, **small)
+    model = metavrf.load(tmp_path / "run")
+    assert (model.spec.inputs, model.spec.targets) == ((3,), 2)
+    evaluation = metavrf.evaluate(model, tasks=20, shot=8)
+    assert (evaluation.metric, evaluation.tasks, evaluation.shot) == ("mse", 20, 8)
+    assert 0 < evaluation.mean < 100
+    assert math.isfinite(evaluation.nll)
+    assert evaluation.coverage90 is not None and 0 <= evaluation.coverage90 <= 1
+    task = family("hill").sample(1, 8, 5, stream(1, "test"))
+    found = model.predict(task)
+    assert found.mean.shape == (1, 5, 2)
+    assert found.std is not None and (found.std > 0).all()
+    mean, std = model.adapt(task)(task.query_x[0])
+    torch.testing.assert_close(mean.float(), found.mean[0], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(std.float(), found.std[0], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("hill")
+def test_kernels_are_learned_of_several_inputs_and_outputs(tmp_path: Path) -> None:
+    small: dict[str, Any] = {"components": 16, "validate_tasks": 100, "validate_every": 40, "iterations": 80}
+    run = metavrf.train("hill", out=tmp_path / "run", quiet=True, train_shot=10, most_shot=30, shot=20, **small)
+    first, last = run.metrics()[0], run.metrics()[-1]
+    assert last["val_nll"] < first["val_nll"]
+    tasks = family("hill").sample_grid(100, 20, stream(5, "test"))
+    assert tasks.query_y is not None
+    assert last["val_mse"] < 0.5 * tasks.query_y.square().mean()  # of an answer that is always zero
+
+
+def test_outputs_of_another_number_than_a_family_says_are_refused() -> None:
+    class Wrong(FunctionFamily):
+        outputs = 2
+
+        def evaluate(self, x: Tensor, **parameters: Tensor) -> Tensor:
+            return x
+
+    with pytest.raises(UserError, match=r"Wrong gives \[4, 5\] .*outputs = 2"):
+        Wrong().sample(4, 2, 3, stream(0, "train"))
+
+
 def test_registered_families_do_not_outlive_their_test() -> None:
-    assert sorted(functions._FAMILIES) == [
+    assert sorted(FAMILIES) == [
         "gp-matern",
         "gp-mixed",
         "gp-periodic",

@@ -227,6 +227,7 @@ def test_what_is_not_there_is_refused_with_what_there_is(task: str, named: str) 
 def test_functions_are_tasks_of_regression(generator: torch.Generator) -> None:
     tasks = open_tasks("sine", SETTINGS)
     assert tasks.spec == TaskSpec((1,), 1)
+    assert tasks.spec.regression
     assert tasks.training(EpisodeSettings(shot=4, query=6, batch=3), generator).query_x.shape == (3, 6, 1)
     assert tasks.held_out("test", 9, EpisodeSettings(shot=4), generator).support_x.shape == (9, 4, 1)
     with refused("omniglot"):

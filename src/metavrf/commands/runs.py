@@ -23,9 +23,9 @@ class TestCommand(Plugins):
     """What evaluate and compare have in common."""
 
     settings: OmitArgPrefixes[EvalSettings] = _DEFAULT
-    plot: Path | None = None
+    plot: Annotated[Path | None, arg(metavar="PATH")] = None
     """Draw a few tasks to this file (.png, .pdf or .svg)."""
-    save: Path | None = None
+    save: Annotated[Path | None, arg(metavar="PATH")] = None
     """Write the figures with their provenance to this JSON file."""
     json: bool = False
     """Print one JSON object instead of a table."""
@@ -69,7 +69,7 @@ class Compare(TestCommand):
     """Two runs or more."""
     floor: bool = True
     """Show the limits too."""
-    chart: Path | None = None
+    chart: Annotated[Path | None, arg(metavar="PATH")] = None
     """Draw the figures with their intervals to this file (.png, .pdf or .svg)."""
     markdown: bool = False
     """Print the table as Markdown."""

@@ -116,9 +116,9 @@ class Study:
     sine-maml, neural-processes, neural-processes-mixed, mixed, omniglot, cifar-fs, mixed-images, class-evidence."""
     out: Path
     """Directory for the runs; a study that was interrupted goes on where it was."""
-    save: Path | None = None
+    save: Annotated[Path | None, arg(metavar="PATH")] = None
     """Write the table as JSON to this file."""
-    chart: Path | None = None
+    chart: Annotated[Path | None, arg(metavar="PATH")] = None
     """Draw the error against the position in the stream to this file (studies 'streams' and 'drift')."""
     shots: tuple[int, ...] = (3, 5, 10)
     """Shots to train for and test at."""

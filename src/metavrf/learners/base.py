@@ -16,9 +16,10 @@ from metavrf.errors import UserError
 from metavrf.learners.adapted import Solving
 from metavrf.learners.stream import Stream
 from metavrf.nn.embeddings import Embedding, Ready
+from metavrf.nn.mlp import Raw
 from metavrf.prediction import Prediction
 from metavrf.protocol import INDUCTIVE, Protocol, Statistics
-from metavrf.settings import EpisodeSettings
+from metavrf.settings import EpisodeSettings, check_settings
 from metavrf.spec import TaskSpec
 
 __all__ = ["Kind", "Learner", "NoSettings", "Prediction"]
@@ -82,9 +83,10 @@ class Learner(nn.Module, ABC):
     ) -> None:
         """For an embedding and tasks as ``spec`` says; ``generator`` is for what the learner draws once and keeps."""
         super().__init__()
-        self.embedding: nn.Module = nn.Identity() if embedding is None else embedding
         self.spec = TaskSpec() if spec is None else spec
+        self.embedding: nn.Module = Raw(self.spec.inputs[0]) if embedding is None else embedding
         self.settings = self.Settings() if settings is None else settings
+        check_settings(self.settings)
         self.register_buffer("temperature", torch.ones(()))
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,6 +54,20 @@ def embed_once(learner: Learner, episodes: Episodes, views: str = "one") -> Epis
         raise UserError("the embedding gives features that are not finite: the model or the data is damaged")
     support, query = numbers.split([support.shape[1], query.shape[1]], dim=1)
     return replace(episodes, support_x=support, query_x=query, bank=features)
+
+
+@contextmanager
+def few_threads(learner: Learner) -> Iterator[None]:
+    """One thread while functions are solved: several make small operations crawl on a busy machine."""
+    threads = torch.get_num_threads()
+    if not learner.spec.regression or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def predictions(

@@ -226,7 +226,8 @@ class MetaVRF(KernelLearner):
     @torch.no_grad()
     def adapted(self, episodes: Episodes, *, embedded: bool = False) -> nn.Module:
         """The task's predictor in closed form: nothing is left to solve when it is asked."""
-        if not isinstance(self.head, MixtureHead) or self.epsilon is not None:
+        folds = self.epsilon is None and episodes.tasks == 1 and self.inductive_statistics == "running"
+        if not isinstance(self.head, MixtureHead) or not folds:
             return super().adapted(episodes, embedded=embedded)
         episodes.check_finite()
         with self.at_test_time():

@@ -27,7 +27,7 @@ class RFF(KernelLearner):
         "photographs": PHOTOGRAPHS,
         "features": {"unit_features": True, "orthogonal": True},
     }
-    paper: ClassVar[Presets] = {"all": PAPER | {"draw": "fixed"}}
+    paper: ClassVar[Presets] = {"all": PAPER | {"bases": 2048, "draw": "fixed"}}
 
     def infer(self, episodes: Episodes) -> Spectral:
         """Standard bases, whatever the task."""

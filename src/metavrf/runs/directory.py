@@ -70,7 +70,7 @@ class Run:
     def refuse_if_held(self) -> None:
         """Refuse a folder that holds a run, or a part of one, already."""
         try:
-            held = [file.name for file in self.files if file.exists()]
+            held = [file.name for file in self.files if file.exists() and file != self.data_file]  # written first
         except OSError as error:
             raise UserError(f"cannot use {self.path} as a run directory: {error.strerror}") from error
         if held:
@@ -94,7 +94,7 @@ class Run:
 
     def discard(self) -> None:
         """Take back a start that came to nothing: what :meth:`create` wrote, and the folder if that was all."""
-        for file in (self.config_file, self.data_file):
+        for file in (self.config_file, self.data_file, self.metrics_file):
             file.unlink(missing_ok=True)
         with suppress(OSError):
             self.path.rmdir()

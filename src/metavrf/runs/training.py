@@ -96,7 +96,7 @@ def train(
             raise UserError("another process of this run has failed, so this one stops too") from error
         raise
     except UserError:
-        if not resume and first_rank and not run.state_file.exists():
+        if not resume and first_rank and not (run.state_file.exists() or run.model_file.exists()):
             run.discard()
         raise
     return run

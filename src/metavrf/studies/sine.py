@@ -23,7 +23,7 @@ from metavrf.testing.evaluate import evaluate
 
 CONTEXTS = ("none", "lstm", "bilstm")
 INNER_STEPS = (1, 5, 10)
-SHOWN: tuple[str, ...] = ("context", "context_inputs", "draw", "feature_map", "inner_steps")
+SHOWN = ("context", "context_inputs", "draw", "feature_map", "inner_steps")
 ONE_KERNEL: dict[str, Any] = {
     "components": 1,
     "guards": 0,
@@ -146,9 +146,7 @@ def _row(path: Path, config: Config[Any]) -> dict[str, Any]:
     result = evaluate(path)
     trained = json.loads(Run(path).result_file.read_text())
     own = asdict(config.model)
-    shown = {
-        name: own[name] for name in ("context", "context_inputs", "draw", "feature_map", "inner_steps") if name in own
-    }
+    shown: dict[str, Any] = {name: own[name] for name in SHOWN if name in own}
     if own.get("orthogonal"):
         shown["feature_map"] += " orthogonal"
     return {

@@ -118,9 +118,7 @@ def _common(settings: EvalSettings, models: Sequence[TrainedModel]) -> EvalSetti
     given: dict[str, Any] = {}
     for name, trained in (("shot", "shot"), *(() if regression else (("query", "test_query"),))):
         if getattr(settings, name) is None and len({getattr(config.episode, trained) for config in configs}) > 1:
-            raise UserError(
-                f"these runs were trained for different {name}s: say with --{name} at which to compare them"
-            )
+            raise UserError(f"these runs differ in --{name}: say at which {name} to compare them")
     unequal = regression and family(settings.on or first.task).unequal
     if settings.shot is None and not unequal:
         given["shot"] = first.episode.shot

@@ -8,7 +8,7 @@ from typing import Any
 from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.files import PathLike
-from metavrf.learners.measuring import Tasks
+from metavrf.learners.measuring import Tasks, few_threads
 from metavrf.model import TrainedModel, load
 from metavrf.randomness import stream
 from metavrf.spec import TaskSpec
@@ -76,9 +76,10 @@ def evaluate_model(model: TrainedModel, settings: EvalSettings, episodes: Tasks)
         labels["part"] = settings.part
     if settings.on is not None:
         labels["on"] = settings.on
-    if settings.adaptivity:
-        labels["adaptivity"] = adaptivity(model.learner, episodes, settings.batch, protocol)
-    return evaluate_learner(model.learner, episodes, settings.seed, settings.batch, protocol, **labels)
+    with few_threads(model.learner):
+        if settings.adaptivity:
+            labels["adaptivity"] = adaptivity(model.learner, episodes, settings.batch, protocol)
+        return evaluate_learner(model.learner, episodes, settings.seed, settings.batch, protocol, **labels)
 
 
 def figure_tasks(model: TrainedModel, result: Evaluation, settings: EvalSettings | None = None) -> Episodes:
