@@ -67,7 +67,7 @@ def methods() -> dict[str, Callable[[], object]]:
 
 def curve_model() -> tuple[str, Learner]:
     """The model of curves that comes with the package; where that has one kernel still, an untrained one of many."""
-    shipped = load("sine")
+    shipped = load("sine").learner
     if shipped.components > 1:
         return f"'sine', {shipped.components} kernels", shipped
     config = Config.of("sine").with_options(**FIRST_TASKS)
@@ -152,7 +152,7 @@ def measure_curves(repeats: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTaskSpecHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--photos", action="store_true")
     parser.add_argument("--save", type=Path)

@@ -84,11 +84,13 @@ class Benchmark:
             return results
         import torch
 
+        from metavrf.config import Config
         from speed.accuracy import accuracy_curves
 
         if self.threads:
             torch.set_num_threads(self.threads)
-        curves = accuracy_curves(self.learners, 60 * self.accuracy, self.every, watch)
+        configs = [Config.of("omniglot", learner) for learner in self.learners]  # each by its preset, 5-way 1-shot
+        curves = accuracy_curves(configs, 60 * self.accuracy, self.every, watch)
         return replace(results, curves=curves, aims=[*results.aims, *lead_aims(curves)])
 
     def draw(self, found: Sequence[Results]) -> None:

@@ -108,7 +108,7 @@ def measure(ask: Ask, repeats: int) -> dict[str, list[float]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTaskSpecHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=300)
     parser.add_argument("--save", type=Path)
     options = parser.parse_args(arguments)

@@ -33,7 +33,9 @@ from metavrf.randomness import stream
 from metavrf.reports import print_rows, row_dict
 from metavrf.runs.directory import Run
 from metavrf.runs.provenance import provenance
+from metavrf.spec import TaskSpec
 from metavrf.tasks.source import ClassTasks, open_tasks
+from metavrf.testing.compare import Row
 from metavrf.testing.evaluation import evaluate_learner, paired_differences
 from metavrf.testing.settings import TEST_SEED
 
@@ -49,7 +51,7 @@ class Standardised(nn.Module):
         super().__init__()
         self.deviation, self.mean = torch.std_mean(training, 0)
 
-    def forward(self, x: Tensor, own: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, own: int | None = None, views: str = "one") -> Tensor:
         """Features ``[..., d]``."""
         return F.normalize((x - self.mean) / self.deviation, dim=-1)
 
@@ -61,8 +63,8 @@ class Logistic(Learner):
     that span, which changes nothing but the time.
     """
 
-    def __init__(self, embedding: nn.Module, c: float) -> None:
-        super().__init__(embedding)
+    def __init__(self, embedding: nn.Module, spec: TaskSpec, c: float) -> None:
+        super().__init__(embedding, spec)
         self.c = c
 
     def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
@@ -78,13 +80,13 @@ class Logistic(Learner):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTaskSpecHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=3000)
     parser.add_argument("--data", default="")
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
     run = Run.open(MODEL)
-    config, known = run.config(), api.describe(run)
+    config, known = run.config(), run.spec()
     source = open_tasks(config.task, replace(config.data, data=options.data), trained_on=known)
     assert isinstance(source, ClassTasks)
     features = Standardised(source.banks["train"].compact().inputs)
@@ -92,20 +94,20 @@ def main() -> None:
     for shot in (1, 5):
         shape = replace(config.episode, shot=shot)
         validation = source.held_out("val", VALIDATION_TASKS, shape, stream(config.training.seed, "validation"))
-        nearest = Prototypical(features)  # untrained: the nearest class mean (SimpleShot, Wang et al. 2019)
+        nearest = Prototypical(features, known)  # untrained: the nearest class mean (SimpleShot, Wang et al. 2019)
         calibrate(nearest, validation)
-        fits = {c: Logistic(features, c) for c in CHOICES}
+        fits = {c: Logistic(features, known, c) for c in CHOICES}
         accuracies = {c: calibrate(fit, validation)["accuracy"].mean().item() for c, fit in fits.items()}
         best = max(accuracies, key=lambda c: accuracies[c])
-        learners = {
-            MODEL: metavrf.load(MODEL),
+        learners: dict[str, Learner] = {
+            MODEL: metavrf.load(MODEL).learner,
             "nearest class mean": nearest,
             f"logistic regression, C = {best:g}": fits[best],
         }
         test = source.held_out("test", options.episodes, shape, stream(TEST_SEED, "test"))
         results = [evaluate_learner(learner, test, TEST_SEED, split=known.split) for learner in learners.values()]
         differences = paired_differences(results)
-        rows = [api.Row(*line) for line in zip(learners, results, differences, strict=True)]
+        rows = [Row(*line) for line in zip(learners, results, differences, strict=True)]
         print_rows(rows)
         saved[f"{shot} shot"] = {"validation_accuracy_by_c": accuracies, "rows": [row_dict(row) for row in rows]}
     if options.save:

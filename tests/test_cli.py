@@ -519,3 +519,42 @@ def test_the_demo_prints_a_table_draws_a_picture_and_reuses_what_is_there(
 def test_the_demo_refuses_settings_that_cannot_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, "demo", "--shot", 0, "--out", tmp_path / "demo") == "shot = 0 must be at least 1"
     assert snapshot(tmp_path) == {}
+
+
+# Tables and mistyped commands
+
+
+def test_a_mistyped_command_is_answered_with_the_likeliest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "(did you mean evaluate?)" in refused(capsys, "evalute", "sine")
+    assert refused(capsys).startswith("give a command: train, evaluate, ")
+
+
+@pytest.mark.parametrize("given", [["omniglot"], ["--task", "omniglot"], ["--task=omniglot"]])
+def test_the_defaults_are_those_of_the_task_however_it_is_named(given: list[str]) -> None:
+    from metavrf.cli import parse
+
+    config = parse(["train", *given, "--out", "run"]).config
+    assert (config.episode.shot, config.data.mirror, config.task) == (1, True, "omniglot")
+
+
+@pytest.mark.parametrize("width", ["80", "60"])
+def test_a_table_fits_the_screen_by_dropping_columns_and_names_them(
+    width: str, runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs)
+    main(["compare", "none", "lstm", "--tasks", "4"])
+    whole = capsys.readouterr().out.splitlines()
+    monkeypatch.setenv("COLUMNS", width)
+    main(["compare", "none", "lstm", "--tasks", "4"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("left out for want of width: ")
+    assert all(len(line) <= int(width) for line in lines[1:-1])
+    figure = whole[3].split(" ± ")[0].split()[-1]
+    assert any(figure in line for line in lines)  # to the digit
+
+
+def test_completion_is_printed_for_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--tyro-print-completion", "bash"])
+    assert stop.value.code in (0, None)
+    assert "evaluate" in capsys.readouterr().out

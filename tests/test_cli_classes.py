@@ -220,5 +220,5 @@ def test_a_shipped_model_is_known_by_its_name_unless_a_run_has_it(
     monkeypatch.chdir(tmp_path)
     assert Run.open("packed").path == packed
     assert metavrf.load("packed").learner.temperature == metavrf.load(packed).learner.temperature
-    Run.create("packed", Run.open("packed").config())
+    Run.create("packed", Run.open("packed").config(), Run.open("packed").spec())
     assert Run.open("packed").path == Path("packed")

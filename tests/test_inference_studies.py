@@ -76,5 +76,5 @@ def test_another_family_can_be_tested_on(tmp_path: Path) -> None:
     metavrf.train("gp-rbf", out=tmp_path / "run", quiet=True, iterations=2, **TINY_KERNELS)
     found = metavrf.evaluate(tmp_path / "run", on="gp-matern", tasks=60)
     assert (found.on, found.shot, found.tasks) == ("gp-matern", None, 60)
-    with pytest.raises(metavrf.UserError, match="no family 'omniglot': choose from sine"):
+    with pytest.raises(metavrf.UserError, match="no family of functions 'omniglot': choose from sine"):
         metavrf.evaluate(tmp_path / "run", on="omniglot")

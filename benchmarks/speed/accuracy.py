@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from metavrf.config import Config
 from metavrf.learners.measuring import measure
@@ -18,17 +19,13 @@ Curve = list[dict[str, float]]
 
 
 def accuracy_curves(
-    learners: Sequence[str],
-    seconds: float,
-    every: float,
-    watch: Callable[[str, int, int], None],
-    task: str = "omniglot",
+    configs: Sequence[Config[Any]], seconds: float, every: float, watch: Callable[[str, int, int], None]
 ) -> dict[str, Curve]:
-    """Accuracy on the same validation tasks, each learner with its preset, 5-way 1-shot."""
-    return {learner: curve(Config.of(task, learner), seconds, every, watch) for learner in learners}
+    """Accuracy on the same validation tasks, by learner."""
+    return {config.learner: curve(config, seconds, every, watch) for config in configs}
 
 
-def curve(config: Config, seconds: float, every: float, watch: Callable[[str, int, int], None]) -> Curve:
+def curve(config: Config[Any], seconds: float, every: float, watch: Callable[[str, int, int], None]) -> Curve:
     """Train for that long, and validate each time another ``every`` seconds have gone into training.
 
     Validating is not counted. A trial of a few steps says how many fit into the time, for the schedule of the learning
@@ -40,17 +37,17 @@ def curve(config: Config, seconds: float, every: float, watch: Callable[[str, in
     validation = source.held_out("val", VALIDATION_TASKS, config.episode, stream(config.training.seed, "validation"))
     points: Curve = []
     spent = 0.0
-    while spent < seconds and trainer.step < config.training.iterations:
+    while spent < seconds and trainer.at.step < config.training.iterations:
         spent += timed(trainer.train_step)
-        last = spent >= seconds or trainer.step == config.training.iterations
+        last = spent >= seconds or trainer.at.step == config.training.iterations
         if last or spent >= every * (len(points) + 1):
             accuracy = measure(trainer.learner, validation)["accuracy"].mean().item()
-            points.append({"seconds": spent, "step": trainer.step, "accuracy": accuracy})
+            points.append({"seconds": spent, "step": trainer.at.step, "accuracy": accuracy})
             watch(f"accuracy of {config.learner}", round(spent), round(seconds))
     return points
 
 
-def steps_within(seconds: float, config: Config, source: Tasks) -> int:
+def steps_within(seconds: float, config: Config[Any], source: Tasks) -> int:
     """How many training steps fit into that time, by a trial that is thrown away."""
     trainer = make_trainer(config, source)
     trainer.train_step()  # sets things up

@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from metavrf.config import Config
 from speed.quoted import AUTHORS_EPISODES, AUTHORS_STEP
 from speed.results import Aim, Results, Row, Section
 from speed.turns import Turn, Worker, take_turns, timed
@@ -207,6 +206,8 @@ class Bench:
 
     def sine(self, workers: Mapping[str, Worker]) -> list[Section]:
         """A step on sine tasks, and its parts."""
+        from metavrf.config import Config
+
         ours = workers[OURS]
         contexts = {f"whole step, context {context}": f"sine {context}" for context in CONTEXTS}
         exact = {

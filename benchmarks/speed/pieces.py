@@ -143,10 +143,10 @@ class Pieces:
         learner: Learner
         source: Tasks
         if self.work.real and omniglot_at_hand():
-            learner, source = load("omniglot"), open_tasks("omniglot", DataSettings(), quiet=True)
+            learner, source = load("omniglot").learner, open_tasks("omniglot", DataSettings(), quiet=True)
         else:
             source = random_tasks(random_bank(self.work.test_classes, self.work.samples, self.work.side))
-            learner = build(step_config(self.work), source.spec).eval()
+            learner = step_config(self.work).build(source.spec).eval()
         shape = replace(step_config(self.work).episode, test_query=self.work.query)
 
         def run() -> None:
@@ -171,8 +171,7 @@ class Pieces:
 
     def adaptation(self) -> Call:
         """One task on ready features, from its samples to its answers."""
-        description = TaskSpec((self.work.ready,), None)
-        learner = build(step_config(self.work), description)
+        learner = step_config(self.work, embedding="ready").build(TaskSpec((self.work.ready,), None))
         learner.initialise(self.ready)
         learner.eval()
         support = self.ready.asking(self.ready.query_x[:, :0])

@@ -52,14 +52,13 @@ def random_bank(classes: int, samples: int, side: int) -> Bank:
 def random_tasks(bank: Bank, augment: str = "none") -> ClassTasks:
     """Tasks on a bank of pictures, whatever they are for."""
     names = list(bank.names)
-    description = TaskSpec(tuple(bank.inputs.shape[1:]), None, "none")
-    return ClassTasks(bank, dict.fromkeys(PARTS, names), description, augment=augment)
+    spec = TaskSpec(tuple(bank.inputs.shape[1:]), None, "none")
+    return ClassTasks(bank, dict.fromkeys(PARTS, names), spec, augment=augment)
 
 
-def step_config(work: Work, learner: str = "metavrf", **options: Any) -> Config:
+def step_config(work: Work, learner: str = "metavrf", **options: Any) -> Config[Any]:
     """Settings of the step: the preset's model with a biLSTM on the work's tasks, every image seen as it is."""
-    shape = {
-        "context": "bilstm",
+    shape: dict[str, Any] = {
         "way": work.way,
         "shot": work.shot,
         "query": work.query,
@@ -67,14 +66,14 @@ def step_config(work: Work, learner: str = "metavrf", **options: Any) -> Config:
         "train_way": 0,
         "train_shot": 0,
         "channels": work.channels,
-        "bases": work.bases,
         "dropout": 0.0,
-        "prototype_weight": 0.0,
     }
+    if learner == "metavrf":
+        shape |= {"context": "bilstm", "bases": work.bases, "prototype_weight": 0.0}
     return Config.of("omniglot", learner).with_options(**shape | options)
 
 
-def sine_config(work: Work, *, many: bool = False, **options: Any) -> Config:
+def sine_config(work: Work, *, many: bool = False, **options: Any) -> Config[Any]:
     """Settings of a step on sine tasks: the paper's one kernel, by random features unless asked, or the preset's many.
 
     All have the same tasks of the same number of points; that number varies from step to step in the preset.
@@ -91,12 +90,12 @@ def sine_config(work: Work, *, many: bool = False, **options: Any) -> Config:
     return Config.of("sine").with_options(**kernels | shape | options)
 
 
-def sine_trainer(config: Config) -> Trainer:
+def sine_trainer(config: Config[Any]) -> Trainer:
     """Our own loop on sine tasks."""
     return make_trainer(config, open_tasks("sine", config.data))
 
 
-def make_trainer(config: Config, tasks: Tasks) -> Trainer:
+def make_trainer(config: Config[Any], tasks: Tasks) -> Trainer:
     """What ``metavrf train`` runs; it writes nothing, for only its steps are taken."""
     learner = config.build(tasks.spec)
     nowhere = Run(Path(os.devnull) / "run")

@@ -64,6 +64,15 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=2) + "\n")
 
 
+def read_metadata(path: Path) -> dict[str, Any]:
+    """The metadata of a safetensors file that a run wrote, without its tensors."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(json.loads((file.metadata() or {})[METADATA_KEY]))
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged or was not written by metavrf ({error})") from error
+
+
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and metadata of a safetensors file that a run wrote."""
     try:

@@ -23,7 +23,8 @@ class Registry(Generic[T]):
         """Make ``entry`` known by ``name``. The same class may be added again, as when a file is run twice."""
         known = self._entries.get(name)
         if name in self._sealed or (known is not None and _origin(known) != _origin(entry)):
-            raise UserError(f"there is a {self.kind} {name!r} already: choose another name")
+            article = "an" if self.kind[0] in "aeiou" else "a"
+            raise UserError(f"there is {article} {self.kind} {name!r} already: choose another name")
         self._entries[name] = entry
         return entry
 
@@ -57,10 +58,13 @@ class Registry(Generic[T]):
 
 def unknown(kind: str, name: str, names: list[str], advice: str = "or name the file that adds it with --plugin") -> str:
     """The sentence about a name that is not known, with the likeliest of those that are."""
-    close = difflib.get_close_matches(name, names, n=1)
-    meant = f" (did you mean {close[0]}?)" if close else ""
+    lower = {known.lower(): known for known in names}
+    close = difflib.get_close_matches(name.lower(), lower, n=1)
+    meant = f" (did you mean {lower[close[0]]}?)" if close else ""
     return f"there is no {kind} {name!r}{meant}: choose from {', '.join(names)}" + (f", {advice}" if advice else "")
 
 
 def _origin(entry: object) -> tuple[object, object]:
+    """Where a class or function was written; of a record that holds a function, where that was."""
+    entry = getattr(entry, "make", entry)
     return getattr(entry, "__module__", None), getattr(entry, "__qualname__", None)

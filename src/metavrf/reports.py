@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from metavrf.testing.settings import EvalSettings
 
 TABLE_WIDTH = 220  # of a table that goes to a file or pipe
+LEAST_COLUMNS = 2  # of a table, however narrow the screen
 
 
 def check_picture(path: Path | None) -> None:
@@ -142,19 +144,38 @@ def markdown_table(title: str, header: Sequence[str], lines: Sequence[Sequence[s
 
 
 def print_table(header: Sequence[str], lines: Sequence[Sequence[str]], title: str | None = None) -> None:
-    """A table on standard output."""
+    """A table on standard output. Where it is wider than the screen, columns are left out, and named below it.
+
+    COLUMNS is obeyed in a pipe too; without it a pipe or file gets every column.
+    """
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(width=TABLE_WIDTH)
-    table = Table(title=title, title_justify="left")
-    for index, name in enumerate(header):
-        table.add_column(name, justify="right" if index else "left")
+    kept, dropped = _columns_that_fit(header, lines, console.width)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for index in kept:
+        table.add_column(header[index], justify="right" if index else "left", no_wrap=len(kept) > 2)
     for line in lines:
-        table.add_row(*line)
+        table.add_row(*(line[index] for index in kept))
+    if title:
+        console.print(title, soft_wrap=True)
     console.print(table)
+    if dropped:
+        names = ", ".join(header[index] for index in dropped)
+        console.print(f"left out for want of width: {names} (--json and --save have them)", soft_wrap=True)
+
+
+def _columns_that_fit(header: Sequence[str], lines: Sequence[Sequence[str]], width: int) -> tuple[list[int], list[int]]:
+    """The numbers of the columns that fit into ``width``, and of those that do not: the last go first."""
+    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
+    kept = list(range(len(header)))
+    while len(kept) > LEAST_COLUMNS and sum(widths[index] + 2 for index in kept) > width:
+        kept.pop()
+    return kept, [index for index in range(len(header)) if index not in kept]
 
 
 def _lines(values: Mapping[str, Any], prefix: str = "") -> list[list[str]]:

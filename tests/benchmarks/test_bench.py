@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,16 +103,12 @@ def test_learners_train_for_the_same_time_and_are_validated_as_it_passes(
     monkeypatch.setattr(accuracy, "VALIDATION_TASKS", 4)
     table = write_glyph_table(tmp_path / "glyphs.parquet", range(30), drawers=20, side=16)
 
-    def tiny(task: str, learner: str) -> Config:
-        return Config.of(task, learner).with_options(
-            image_size=16, grey=True, channels=4, bases=16, batch=1, train_way=5, query=2, embedding="conv4", clip=1.0
-        )
-
-    monkeypatch.setattr(accuracy, "preset", tiny)
+    tiny: dict[str, Any] = {"image_size": 16, "grey": True, "channels": 4, "embedding": "conv4", "clip": 1.0}
+    tiny |= {"batch": 1, "train_way": 5, "query": 2}
+    configs = [Config.of(str(table), learner, **tiny) for learner in ("metavrf", "prototypical", "maml")]
+    configs[0] = configs[0].with_options(bases=16)
     heard: list[str] = []
-    curves = accuracy.accuracy_curves(
-        ["metavrf", "prototypical", "maml"], 0.6, 0.2, lambda name, *_: heard.append(name), str(table)
-    )
+    curves = accuracy.accuracy_curves(configs, 0.6, 0.2, lambda name, *_: heard.append(name))
     assert list(curves) == ["metavrf", "prototypical", "maml"]
     for name, points in curves.items():
         seconds, steps = ([point[key] for point in points] for key in ("seconds", "step"))

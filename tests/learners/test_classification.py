@@ -117,8 +117,10 @@ def test_a_prediction_under_one_protocol_leaves_the_next_as_it_was_to_the_bit(na
     learner, episodes = experienced(name, context), tasks()
     before = learner.predict(episodes).mean
     state = {key: value.clone() for key, value in learner.state_dict().items()}
-    views = ("one", "flip-shift") if learner.embeds_alone else ("one",)
-    for protocol in (Protocol(statistics, view) for statistics in ("support", "episode") for view in views):
+    protocols = [Protocol("support"), Protocol("episode")]
+    if learner.embeds_alone:
+        protocols += [replace(protocol, views="flip-shift") for protocol in (INDUCTIVE, *protocols)]
+    for protocol in protocols:
         answer = learner.predict(episodes, protocol=protocol).mean
         usual = learner.statistics(INDUCTIVE) == protocol.statistics and protocol.views == "one"
         assert torch.equal(answer, before) == usual

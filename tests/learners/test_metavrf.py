@@ -462,9 +462,7 @@ def test_classes_have_logits_and_the_two_terms(context: str) -> None:
 
 def test_a_prototypical_loss_is_added_where_asked_for_and_reaches_the_embedding_alone() -> None:
     episodes = blobs(3, seed=0)
-    plain, taught = (
-        classifier(Map(), kl_weight=0.5, prototype_weight=weight).train() for weight in (0.0, 2.0)
-    )
+    plain, taught = (classifier(Map(), kl_weight=0.5, prototype_weight=weight).train() for weight in (0.0, 2.0))
     taught.load_state_dict(plain.state_dict())
     without, together = plain(episodes), taught(episodes)
     prototypes = Prototypical(taught.embedding).train()(episodes)

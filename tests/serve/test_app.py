@@ -19,11 +19,14 @@ from numpy.typing import NDArray
 
 import metavrf
 from glyphs import encoded, glyph, refused
+from metavrf.config import Config
 from metavrf.episodes import Episodes
+from metavrf.runs.directory import Run
 from metavrf.serve import app as application
 from metavrf.serve import guard
 from metavrf.serve.app import Served, create_app
 from metavrf.serve.models import Curves, CurveTask, Drawings
+from metavrf.spec import TaskSpec
 from processes import TINY_OPTIONS
 from servers import Server, mixture_beside, running
 
@@ -71,7 +74,7 @@ def test_the_answer_is_that_of_the_learner_on_the_whole_task(served: Served, ser
     support = torch.tensor([[[picture] for c in classes() for picture in c["pictures"]]], dtype=torch.uint8)
     labels = torch.tensor([[0, 1, 1, 2, 2, 2]])
     query = torch.tensor([[[rows(1, 9)]]], dtype=torch.uint8)
-    expected = served.drawings.learner.predict(Episodes(support, labels, query, way=3)).mean[0, 0].exp()
+    expected = served.drawings.model.predict(Episodes(support, labels, query, way=3)).mean[0, 0].exp()
     assert list(reply.body["answers"][0]["probabilities"].values()) == pytest.approx(expected.tolist(), abs=1e-5)
 
 
@@ -108,6 +111,25 @@ def test_a_png_and_its_rows_are_the_same_picture(served: Served) -> None:
     assert served.drawings is not None
     assert np.array_equal(served.drawings.decode(png(2, 3), "it"), served.drawings.decode(rows(2, 3), "it"))
     assert served.drawings.decode(png(2, 3, side=105), "it").shape == (1, SIZE, SIZE)
+
+
+@pytest.mark.parametrize("inverted", [True, False])
+def test_drawings_reach_a_model_as_the_pictures_it_was_trained_on(
+    inverted: bool, served: Served, tmp_path: Path
+) -> None:
+    if inverted:  # omniglot is trained on bright ink
+        assert served.drawings is not None
+        drawings, expected = served.drawings, 255 - glyph(2, 3, SIZE)
+    else:  # pictures of one's own are as they are
+        config = Config.of("./pictures", embedding="conv4", channels=8, bases=32, image_size=SIZE, grey=True)
+        spec = TaskSpec((1, SIZE, SIZE), None)
+        run = Run.create(tmp_path / "run", config, spec)
+        run.save_model(config.build(spec).state_dict(), {})
+        drawings, expected = Drawings(run.path), glyph(2, 3, SIZE)
+    (tmp_path / "picture.png").write_bytes(encoded(glyph(2, 3, SIZE)))
+    assert np.array_equal(drawings.model.preprocessed(tmp_path / "picture.png")[0], expected)
+    for sent in (png(2, 3), rows(2, 3)):
+        assert np.array_equal(drawings.decode(sent, "it")[0], expected)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from metavrf.serve import command
 from metavrf.serve.command import Serve, listen
 from processes import real_command, run_real
 from servers import Server
+from shell import SAWTOOTH
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -102,6 +103,23 @@ def test_maml_is_shown_beside_the_curve(curve_runs: tuple[Path, Path], tmp_path:
     assert maml.low is not None and maml.high is not None
     assert all(low < mean < high for low, mean, high in zip(maml.low, maml.mean, maml.high, strict=True))
     assert maml.mean != changed.mean
+
+
+def test_a_run_on_a_family_of_ones_own_is_served_with_its_plugin(tmp_path: Path) -> None:
+    from metavrf.tasks.functions import FAMILIES
+
+    plugin = tmp_path / "sawtooth.py"
+    plugin.write_text(SAWTOOTH + "    domain = (0.0, 3.0)\n")
+    options = ["--iterations", "2", "--validate-every", "2", "--validate-tasks", "4", "--components", "4"]
+    try:
+        FAMILIES.remove("sawtooth")
+        main(["train", "sawtooth", "--plugin", str(plugin), *options, "--guards", "1", "--out", str(tmp_path / "run")])
+        FAMILIES.remove("sawtooth")
+        served = Serve(plugin=[plugin], curve_model=str(tmp_path / "run")).served()
+        assert served.curves is not None
+        assert served.curves.domain == (0.0, 3.0)  # of the family
+    finally:
+        FAMILIES.remove("sawtooth")
 
 
 def test_shipped_curve_models_are_found_by_name_and_may_be_missing(

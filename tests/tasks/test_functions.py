@@ -16,6 +16,7 @@ import metavrf
 from metavrf.errors import UserError
 from metavrf.learners import LEARNERS
 from metavrf.randomness import stream
+from metavrf.runs import training
 from metavrf.settings import EpisodeSettings
 from metavrf.tasks.families import Line, Mixed, Step, Wave
 from metavrf.tasks.functions import FAMILIES, FunctionFamily, Sine, SineMAML, family, register_family
@@ -199,7 +200,7 @@ def test_a_family_of_ones_own_can_be_trained_and_evaluated(tmp_path: Path) -> No
         iterations=30,
         validate_every=30,
         validate_tasks=10,
-        bases=64,
+        components=12,
         threads=1,
     )
     result = json.loads(run.result_file.read_text())
@@ -212,9 +213,9 @@ def test_a_family_of_ones_own_can_be_trained_and_evaluated(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("hill")
 def test_a_family_of_several_inputs_and_outputs_has_its_shapes_and_fills_the_domain() -> None:
-    training = family("hill").sample(200, 4, 6, stream(0, "train"))
-    assert training.query_y is not None
-    shapes = [tuple(t.shape) for t in (training.support_x, training.support_y, training.query_x, training.query_y)]
+    drawn = family("hill").sample(200, 4, 6, stream(0, "train"))
+    assert drawn.query_y is not None
+    shapes = [tuple(t.shape) for t in (drawn.support_x, drawn.support_y, drawn.query_x, drawn.query_y)]
     assert shapes == [(200, 4, 3), (200, 4, 2), (200, 6, 3), (200, 6, 2)]
     test = family("hill").sample_grid(5, 4, stream(0, "test"))
     assert (test.support_x.shape, test.query_x.shape) == ((5, 4, 3), (5, 100, 3))
@@ -248,8 +249,9 @@ def test_a_family_of_several_inputs_and_outputs_can_be_trained_and_evaluated(nam
 
 
 @pytest.mark.usefixtures("hill")
-def test_kernels_are_learned_of_several_inputs_and_outputs(tmp_path: Path) -> None:
-    small: dict[str, Any] = {"components": 16, "validate_tasks": 100, "validate_every": 40, "iterations": 80}
+def test_kernels_are_learned_of_several_inputs_and_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "TASKS_FOR_BAND", 20)
+    small: dict[str, Any] = {"components": 16, "validate_tasks": 100, "validate_every": 20, "iterations": 40}
     run = metavrf.train("hill", out=tmp_path / "run", quiet=True, train_shot=10, most_shot=30, shot=20, **small)
     first, last = run.metrics()[0], run.metrics()[-1]
     assert last["val_nll"] < first["val_nll"]

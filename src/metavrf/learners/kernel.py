@@ -241,8 +241,7 @@ class KernelLearner(Learner):
         """The task's predictor in closed form: nothing is left to solve when it is asked."""
         if episodes.tasks != 1:
             raise UserError(f"only one task can be folded into a module, not {episodes.tasks}")
-        folds = not isinstance(self.head, MixtureHead) and self.inductive_statistics == "running"
-        if not folds or self.epsilon is None:
+        if isinstance(self.head, MixtureHead) or self.epsilon is None or self.inductive_statistics != "running":
             return super().adapted(episodes, embedded=embedded)
         episodes.check_finite()
         with self.at_test_time():

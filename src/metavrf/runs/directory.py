@@ -24,7 +24,7 @@ from torch import Tensor
 
 from metavrf.config import Config
 from metavrf.errors import UserError
-from metavrf.files import read_json, read_tensors, write_atomically, write_json, write_tensors
+from metavrf.files import read_json, read_metadata, read_tensors, write_atomically, write_json, write_tensors
 from metavrf.runs import hub
 from metavrf.spec import TaskSpec
 
@@ -131,7 +131,7 @@ class Run:
 
     def step(self) -> int:
         """How far the training has come: the step of the last checkpoint, or 0."""
-        return int(read_tensors(self.state_file)[1].get("step", 0)) if self.state_file.exists() else 0
+        return int(read_metadata(self.state_file).get("step", 0)) if self.state_file.exists() else 0
 
     def metrics(self) -> list[dict[str, Any]]:
         """Validation records, oldest first. A last line cut off by a crash is left out."""

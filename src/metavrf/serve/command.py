@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tyro.conf import UseAppendAction
 
+from metavrf.commands.plugins import Plugins
 from metavrf.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ CURVE, BESIDE = "sine", ("sine-rff",)  # the shipped models that are looked for
 
 
 @dataclass
-class Serve:
+class Serve(Plugins):
     """Open a page to draw characters and curves on; the same server has an HTTP interface: see docs/page.md."""
 
     host: str = "127.0.0.1"
@@ -61,6 +62,7 @@ class Serve:
 
     def served(self) -> Served:
         """The models, warmed up: the first request waits no longer than others."""
+        self.load_plugins()
         from metavrf.serve.app import Served
         from metavrf.serve.models import Curves, CurveTask, Drawings, shipped
 

@@ -11,6 +11,7 @@ from metavrf.errors import UserError
 from metavrf.files import PathLike
 from metavrf.learners.measuring import Tasks, grouped
 from metavrf.model import TrainedModel
+from metavrf.runs.directory import SHIPPED
 from metavrf.tasks.functions import family
 from metavrf.testing.evaluate import evaluate_model, open_model, test_tasks
 from metavrf.testing.evaluation import (
@@ -73,7 +74,7 @@ def compare(
     if not runs:
         raise UserError("give at least one run to compare")
     models = [open_model(run, asked) for run in runs]
-    names = [str(run.run.path) if isinstance(run, TrainedModel) else str(run) for run in runs]
+    names = [_name(run) for run in runs]
     asked = _common(asked, models)
     tested: list[tuple[str, Evaluation, Facts | None]] = []
     tasks: dict[str, Tasks] = {}  # drawn once for models that have the same data
@@ -103,6 +104,13 @@ def limits(task: str, settings: EvalSettings | None = None, **options: Any) -> d
     """What no learner can beat on a family's test tasks, by name; empty where it is not known."""
     asked = eval_settings(settings, options)
     return _limits(task, test_tasks(Config.of(task), None, asked), asked.seed) if asked.shot != 1 else {}
+
+
+def _name(run: PathLike | TrainedModel) -> str:
+    """A run as the user calls it."""
+    if not isinstance(run, TrainedModel):
+        return str(run)
+    return run.name if run.run.path.parent == SHIPPED else str(run.run.path)
 
 
 def _limits(task: str, episodes: Tasks, seed: int) -> dict[str, Evaluation]:

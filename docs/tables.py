@@ -1,0 +1,499 @@
+"""Fill in the tables of README.md and docs/*.md: python docs/tables.py, or with --check to see if any is out of date.
+
+A table stands between two comments of a page, ``<!-- table: NAME -->`` and ``<!-- end -->``. Its figures come from
+``results/*.json`` and the cards of the models in the package; lists of names come from the registries.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from metavrf.learners import LEARNERS, sentence
+from metavrf.runs.directory import SHIPPED
+from metavrf.tasks.datasets import DATASETS
+from metavrf.testing.published import PUBLISHED
+
+ROOT = Path(__file__).parent.parent
+BLOCK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
+MODELS = ("omniglot", "photos", "sine", "sine-rff")
+SHOTS = (3, 5, 10)
+
+Rows = list[list[str]]
+Result = Mapping[str, Any]
+TABLES: dict[str, Callable[[], Rows]] = {}
+
+
+def table(name: str) -> Callable[[Callable[[], Rows]], Callable[[], Rows]]:
+    """Make a function that returns the header and lines of a table known by ``name``."""
+
+    def add(make: Callable[[], Rows]) -> Callable[[], Rows]:
+        TABLES[name] = make
+        return make
+
+    return add
+
+
+def result(name: str) -> Any:
+    """A file of results."""
+    return json.loads((ROOT / "results" / f"{name}.json").read_text())
+
+
+def card(name: str) -> Any:
+    """The card of a model in the package."""
+    return json.loads((SHIPPED / name / "card.json").read_text())
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A figure to a few digits: 0.0105, 4.56e-7."""
+    return re.sub(r"e-0*", "e-", f"{value:.{digits}g}")
+
+
+def accuracy(test: Result) -> str:
+    """Percent with its 95 % interval."""
+    return f"{test['mean']:.2f} ± {test['ci95']:.2f}"
+
+
+def error(test: Result) -> str:
+    """Mean squared error with its 95 % interval."""
+    return f"{number(test['mean'], 4)} ± {number(test['ci95'], 2)}"
+
+
+def band(test: Result) -> str:
+    """Share of targets in the 90 % band."""
+    return f"{100 * test['coverage90']:.1f} %"
+
+
+def paper(task: str, way: int, shot: int, learner: str = "metavrf bilstm") -> str:
+    """What the MetaVRF paper says, or nothing."""
+    return str(PUBLISHED.get((task, way, shot), {}).get(learner, ""))
+
+
+def select(tests: Sequence[Result], **wanted: Any) -> Result:
+    """The one test with these labels."""
+    (found,) = (test for test in tests if all(test.get(name) == value for name, value in wanted.items()))
+    return found
+
+
+def over_seeds(name: str, shot: int) -> float:
+    """Mean squared error of a study at a number of shots, mean over its seeds."""
+    means = [row["mean"] for row in result(name)["rows"] if row["shot"] == shot]
+    return float(sum(means) / len(means))
+
+
+# Images
+
+FIVE_WAYS = [(5, 1), (5, 5)]
+ALL_WAYS = [*FIVE_WAYS, (20, 1), (20, 5)]
+
+
+def header(settings: Sequence[tuple[int, int]]) -> list[str]:
+    """Columns of tables of accuracies."""
+    return ["accuracy (%)", *(f"{way}-way {shot}-shot" for way, shot in settings)]
+
+
+@table("omniglot")
+def omniglot() -> Rows:
+    """The shipped model under each protocol."""
+    tests = [test for test in result("omniglot")["tests"] if "own_share" not in test]
+    views = {"one view": None, "five views (`--views shift`)": "shift"}
+    lines = [
+        [f"inductive, {name}", *(accuracy(_tested(tests, *at, "inductive", view)) for at in ALL_WAYS)]
+        for name, view in views.items()
+    ]
+    lines.append(["transductive", *(accuracy(_tested(tests, *at, "transductive")) for at in FIVE_WAYS), "", ""])
+    within = accuracy(result("omniglot-within-alphabet"))
+    lines.append(["inductive, all classes of a task from one alphabet (`--within-alphabet`)", within, "", "", ""])
+    lines.append(["the paper, biLSTM, transductive", *(paper("omniglot", *at) for at in ALL_WAYS)])
+    calibration = [f"{_tested(tests, *at, 'inductive')['ece']:.4f}" for at in ALL_WAYS]
+    return [header(ALL_WAYS), *lines, ["calibration error, inductive, one view", *calibration]]
+
+
+def _tested(tests: Sequence[Result], way: int, shot: int, protocol: str, views: str | None = None) -> Result:
+    return select(tests, way=way, shot=shot, protocol=protocol, views=views)
+
+
+@table("omniglot-time")
+def omniglot_time() -> Rows:
+    """Accuracy against training time."""
+    hour, minutes = card("omniglot"), result("omniglot-10min")
+    (short,) = minutes["trainings"].values()
+    best = select(hour["tests"], way=5, shot=1, protocol="inductive", views=None)
+    return [
+        ["trained by", "seconds", "5-way 1-shot (%)"],
+        [_command(short["command"]), f"{short['train_seconds']:.0f}", accuracy(minutes)],
+        [_command(hour["training"]["command"]), f"{hour['training']['train_seconds']:.0f}", accuracy(best)],
+    ]
+
+
+def _command(text: str) -> str:
+    return f"`{re.sub(r' --(out|save) .*', '', text)}`"
+
+
+@table("cifar-fs")
+def cifar_fs() -> Rows:
+    """From scratch, with one view and with ten."""
+    one, ten = ([result(f"cifar-fs-{shot}shot{views}") for shot in (1, 5)] for views in ("", "-views"))
+    return [
+        header(FIVE_WAYS),
+        ["one view", *map(accuracy, one)],
+        ["ten views (`--views flip-shift`)", *map(accuracy, ten)],
+        ["the paper, biLSTM, transductive", *(paper("cifar-fs", *at) for at in FIVE_WAYS)],
+        ["calibration error, one view", *(f"{test['ece']:.3f}" for test in one)],
+        ["calibration error, ten views", *(f"{test['ece']:.3f}" for test in ten)],
+    ]
+
+
+@table("photos")
+def photos() -> Rows:
+    """The shipped model beside plain classifiers on the same features."""
+    shots = [result("photos")[f"{shot} shot"]["rows"] for shot in (1, 5)]
+    lines = []
+    for one, five in zip(*shots, strict=True):
+        name = "`photos`" if one["name"] == "photos" else one["name"].partition(",")[0]
+        gaps = ["" if one is shots[0][0] else _signed(test["difference"]) for test in (one, five)]
+        lines.append([name, accuracy(one), gaps[0], *_quality(one), accuracy(five), gaps[1], *_quality(five)])
+    unmapped = [result(f"cifar-fs-lite0-{shot}shot") for shot in (1, 5)]
+    lines.append(
+        ["MetaVRF without the learned map", *(c for test in unmapped for c in (accuracy(test), "", *_quality(test)))]
+    )
+    columns = ["difference", "nll", "calibration error"]
+    return [["", "5-way 1-shot (%)", *columns, "5-way 5-shot (%)", *columns], *lines]
+
+
+def _quality(test: Result) -> tuple[str, str]:
+    return f"{test['nll']:.3f}", f"{test['ece']:.3f}"
+
+
+def _signed(difference: Result) -> str:
+    return f"{difference['mean']:+.2f} ± {difference['ci95']:.2f}".replace("-", "−")
+
+
+@table("mini-imagenet")
+def mini_imagenet() -> Rows:
+    """From scratch."""
+    return [
+        header(FIVE_WAYS),
+        ["one view", *(accuracy(result(f"mini-imagenet-{shot}shot")) for shot in (1, 5))],
+        ["the paper, biLSTM, transductive", *(paper("mini-imagenet", *at) for at in FIVE_WAYS)],
+    ]
+
+
+# Sine
+
+
+def _limits(name: str) -> list[float]:
+    known = result("sine-contexts-x")["limits"]
+    return [select(known, limit=name, shot=shot)["mean"] for shot in SHOTS]
+
+
+def _one_kernel(context: str, shot: int) -> Result:
+    return select(result(f"sine-xy-{shot}shot")["rows"], name=f"runs/xy/{shot}shot-xy-{context}-seed0")
+
+
+@table("sine")
+def sine() -> Rows:
+    """All ways to solve the paper's family."""
+    rff, contexts = (
+        [
+            [row["mse"] for row in result(name)["rows"] if row["shot"] == shot and row["context"] == "none"]
+            for shot in SHOTS
+        ]
+        for name in ("sine-rff", "sine-contexts-x")
+    )
+    lines: list[tuple[str, str, Sequence[float]]] = [
+        ("plain random features", "2,000 steps, one seed, one model per column", [row[0] for row in rff]),
+        ("best predictor affine in y", "exact limit", _limits("best affine predictor")),
+        (
+            "one kernel, inferred from x",
+            "4,000 steps, five seeds, one model per column",
+            [sum(row) / len(row) for row in contexts],
+        ),
+        (
+            "one kernel, inferred from x and y",
+            "8,000 to 10,000 steps, one seed, one model per column",
+            [_one_kernel("none", shot)["mean"] for shot in SHOTS],
+        ),
+        (
+            "**many kernels**",
+            "12,000 steps, three seeds, one model for 2 to 20 points",
+            [over_seeds("study-many-kernels", shot) for shot in SHOTS],
+        ),
+        ("Bayes-optimal", "exact limit", _limits("Bayes-optimal")),
+    ]
+    columns = ["mean squared error", "trained with", *(f"{shot} points" for shot in SHOTS)]
+    return [columns, *([name, how, *map(number, values)] for name, how, values in lines)]
+
+
+@table("sine-limits")
+def sine_limits() -> Rows:
+    """What no learner can beat on the test tasks."""
+    known = result("sine-contexts-x")["limits"]
+    return [
+        ["points", "limit", "mean squared error", "nll"],
+        *([str(limit["shot"]), limit["limit"], error(limit), f"{limit['nll']:.2f}"] for limit in known),
+    ]
+
+
+@table("sine-contexts")
+def sine_contexts() -> Rows:
+    """Contexts that see x, over seeds."""
+    columns = ["seeds", "mse", "range over seeds", "95 % (tasks)", "nll", "in the 90 % band"]
+    return [
+        ["points", "context", *columns],
+        *(
+            [row["shots"], row["context or steps"].partition(",")[0], *(row[name] for name in columns)]
+            for row in result("sine-contexts-x")["over_seeds"]
+        ),
+    ]
+
+
+@table("sine-contexts-xy")
+def sine_contexts_xy() -> Rows:
+    """Contexts that see the targets too."""
+    tested = [(3, "none"), (3, "lstm"), (3, "bilstm"), (5, "none"), (10, "none")]
+    lines = []
+    for shot, context in tested:
+        test = _one_kernel(context, shot)
+        lines.append([str(shot), context, error(test), f"{test['nll']:.3f}", band(test)])
+    return [["points", "context", "mean squared error", "nll", "in the 90 % band"], *lines]
+
+
+@table("sine-bases")
+def sine_bases() -> Rows:
+    """Kinds of bases."""
+    columns = ["bases", "mse", "95 % (tasks)", "nll", "in the 90 % band"]
+    return [columns, *([row[name] for name in columns] for row in result("sine-bases")["over_seeds"])]
+
+
+@table("sine-rff")
+def sine_rff() -> Rows:
+    """The baseline without an inference network."""
+    columns = ["shots", "mse", "95 % (tasks)", "nll", "in the 90 % band"]
+    lines = [[row[name] for name in columns] for row in result("sine-rff")["over_seeds"]]
+    return [["points", *columns[1:]], *lines]
+
+
+# A family of one's own
+
+
+@table("own-family")
+def own_family() -> Rows:
+    """A trained model beside a Gaussian process per task, on the same tasks."""
+    trained, fitted = result("own-family"), result("own-family-gaussian-process")
+    if trained["data_sha256"] != fitted["data_sha256"]:
+        raise ValueError("the two results of the own family are not of the same tasks")
+    names = (f"metavrf, trained on the family ({_minutes(trained)} of one core)", "Gaussian process fitted per task")
+    return [
+        [f"`ringing`, {trained['shot']} points, {trained['tasks']:,} tasks", "mean squared error", "in the 90 % band"],
+        *([name, error(test), band(test)] for name, test in zip(names, (trained, fitted), strict=True)),
+    ]
+
+
+def _minutes(test: Result) -> str:
+    (training,) = test["trainings"].values()
+    minutes = training["train_cpu_seconds"] / 60
+    return f"{minutes:.0f} minutes" if minutes >= 1.5 else "1 minute"
+
+
+# The main table
+
+
+@table("summary")
+def summary() -> Rows:
+    """What README shows."""
+    tests = [test for test in result("omniglot")["tests"] if "own_share" not in test]
+    plain = [result("photos")[f"{shot} shot"]["rows"][2] for shot in (1, 5)]
+    own, process = result("own-family"), result("own-family-gaussian-process")
+    points = " / ".join(map(str, SHOTS))
+
+    def joined(values: Sequence[float]) -> str:
+        return " / ".join(number(value, 2) for value in values)
+
+    def classes(name: str, task: str, figures: Sequence[Result], way: int = 5) -> list[str]:
+        known = [paper(task, way, shot) for shot in (1, 5)]
+        beside = " / ".join(value for value in known if value)
+        shots = [" / ".join(map(accuracy, figures))]
+        return [name, f"{way}-way 1 / 5-shot, %", *shots, f"the paper, transductive: {beside}"]
+
+    return [
+        ["test tasks, inductive", "measure", "metavrf", "for comparison"],
+        [
+            "sine curves, one model",
+            f"error at {points} points",
+            joined([over_seeds("study-many-kernels", shot) for shot in SHOTS]),
+            f"best affine: {joined(_limits('best affine predictor'))}; Bayes: {joined(_limits('Bayes-optimal'))}",
+        ],
+        [
+            "`ringing`, above",
+            "error at 10 points",
+            number(own["mean"], 2),
+            f"Gaussian process: {number(process['mean'], 2)}",
+        ],
+        *(
+            classes("Omniglot, in the package", "omniglot", [_tested(tests, way, s, "inductive") for s in (1, 5)], way)
+            for way in (5, 20)
+        ),
+        classes("CIFAR-FS from scratch", "cifar-fs", [result(f"cifar-fs-{shot}shot") for shot in (1, 5)]),
+        classes("miniImageNet, half of it", "mini-imagenet", [result(f"mini-imagenet-{shot}shot") for shot in (1, 5)]),
+        [
+            "CIFAR-FS, ImageNet features",
+            "5-way 1 / 5-shot, %",
+            " / ".join(accuracy(result("photos")[f"{shot} shot"]["rows"][0]) for shot in (1, 5)),
+            f"logistic regression: {' / '.join(map(accuracy, plain))}",
+        ],
+    ]
+
+
+# Learners and data sets
+
+
+@table("learners")
+def learners() -> Rows:
+    """The registered learners."""
+    short = {"regression": "functions", "classification": "classes"}
+    return [
+        ["name", "method", "tasks", "published", "file"],
+        *(
+            [
+                f"`{name}`",
+                sentence(LEARNERS[name]),
+                " and ".join(short[kind] for kind in LEARNERS[name].solves),
+                LEARNERS[name].citation,
+                f"`{LEARNERS[name].__module__.removeprefix('metavrf.').replace('.', '/')}.py`",
+            ]
+            for name in LEARNERS
+        ),
+    ]
+
+
+def _comparison(name: str, *, classes: bool) -> Rows:
+    """A file of 'metavrf compare' as a table."""
+    metric = "accuracy (%)" if classes else "mse"
+    quality = "calibration error" if classes else "in the 90 % band"
+    columns = ["", metric, "difference to the first", "p", "nll", quality, "CPU min", "ms per task", "parameters"]
+    lines = []
+    for place, row in enumerate(result(name)["rows"]):
+        gap, seconds, ms = row["difference"], row.get("train_cpu_seconds"), row.get("adapt_ms")
+        count = row.get("parameters")
+        line = [
+            row["name"].split("/")[-1],
+            accuracy(row) if classes else error(row),
+            "" if not place else f"{number(gap['mean'])} ± {number(gap['ci95'], 2)}".replace("-0", "−0"),
+            "" if gap.get("p_value") is None else f"{gap['p_value']:.1g}",
+            f"{row['nll']:.3f}",
+            f"{row['ece']:.4f}" if classes else band(row),
+            "" if seconds is None else f"{seconds / 60:.1f}",
+            "" if ms is None else f"{ms:.1f}",
+            "" if count is None else f"{count:,}",
+        ]
+        lines.append([*line, row["published"]] if classes else line)
+    return [[*columns, "paper"] if classes else columns, *lines]
+
+
+@table("learners-omniglot")
+def learners_omniglot() -> Rows:
+    """Every learner, trained for a quarter of an hour."""
+    return _comparison("omniglot-learners", classes=True)
+
+
+for _shot in SHOTS:
+    TABLES[f"learners-sine-{_shot}"] = lambda shot=_shot: _comparison(f"sine-learners-{shot}", classes=False)  # type: ignore[misc]
+
+
+@table("datasets")
+def datasets() -> Rows:
+    """The named data sets of pictures."""
+    named = [DATASETS[name] for name in DATASETS]
+    return [
+        ["name", "contents", "pictures", "splits", "licence"],
+        *(
+            [
+                f"`{one.name}`",
+                one.size,
+                " × ".join(map(str, one.preprocessing.shape[::-1])),
+                ", ".join(f"`{split}`" for split in one.splits),
+                one.licence.replace("; ", ";<br>"),
+            ]
+            for one in named
+        ),
+    ]
+
+
+# Models
+
+
+@table("models")
+def models() -> Rows:
+    """The models in the package: how they were made."""
+    lines = []
+    for name in MODELS:
+        training = card(name)["training"]
+        minutes, size = training["train_seconds"] / 60, (SHIPPED / name / "model.safetensors").stat().st_size
+        weight = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"
+        lines.append([f"`{name}`", weight, f"{training['steps']:,}", f"{minutes:.0f}", _command(training["command"])])
+    return [["name", "size", "steps", "minutes", "trained by"], *lines]
+
+
+@table("models-classes")
+def models_classes() -> Rows:
+    """What the cards of classes say."""
+    lines = []
+    for name in MODELS:
+        for test in card(name)["tests"]:
+            if test["metric"] != "accuracy":
+                continue
+            label = test["protocol"] + (f", `--views {test['views']}`" if test.get("views") else "")
+            numbers = [str(test["way"]), str(test["shot"]), label, f"{test['tasks']:,}"]
+            lines.append([f"`{name}`", *numbers, accuracy(test), f"{test['nll']:.4f}", f"{test['ece']:.4f}"])
+    return [["model", "ways", "shots", "protocol", "tasks", "accuracy (%)", "nll", "calibration error"], *lines]
+
+
+@table("models-functions")
+def models_functions() -> Rows:
+    """What the cards of functions say."""
+    lines = [
+        [f"`{name}`", str(test["shot"]), f"{test['tasks']:,}", error(test), f"{test['nll']:.3f}", band(test)]
+        for name in MODELS
+        for test in card(name)["tests"]
+        if test["metric"] == "mse"
+    ]
+    return [["model", "points", "tasks", "mean squared error", "nll", "in the 90 % band"], *lines]
+
+
+# Pages
+
+
+def rendered(rows: Rows) -> str:
+    """A table in Markdown."""
+    head, *lines = rows
+    if any(len(line) != len(head) for line in lines):
+        raise ValueError(f"lines of unequal length under {head}")
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *lines))
+
+
+def filled(text: str) -> str:
+    """A page with its tables made anew."""
+    return BLOCK.sub(lambda block: block[1] + rendered(TABLES[block["name"]]()) + block[3], text)
+
+
+def main() -> None:
+    """Write the pages, or with --check say which are out of date."""
+    stale = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        before = page.read_text()
+        after = filled(before)
+        if after != before:
+            stale.append(str(page.relative_to(ROOT)))
+            if "--check" not in sys.argv[1:]:
+                page.write_text(after)
+    if stale and "--check" in sys.argv[1:]:
+        sys.exit(f"out of date, run python docs/tables.py: {', '.join(stale)}")
+
+
+if __name__ == "__main__":
+    main()
