@@ -50,7 +50,12 @@ def card(name: str) -> Any:
 
 def number(value: float, digits: int = 3) -> str:
     """A figure to a few digits: 0.0105, 4.56e-7."""
-    return re.sub(r"e-0*", "e-", f"{value:.{digits}g}")
+    return tidy(f"{value:.{digits}g}")
+
+
+def tidy(text: str) -> str:
+    """1e-05 as 1e-5."""
+    return re.sub(r"e-0+", "e-", text)
 
 
 def accuracy(test: Result) -> str:
@@ -131,7 +136,7 @@ def omniglot_time() -> Rows:
 
 
 def _command(text: str) -> str:
-    return f"`{re.sub(r' --(out|save) .*', '', text)}`"
+    return f"`{re.sub(r' --(out|save) .*| --quiet', '', text)}`"
 
 
 @table("cifar-fs")
@@ -170,7 +175,7 @@ def _quality(test: Result) -> tuple[str, str]:
 
 
 def _signed(difference: Result) -> str:
-    return f"{difference['mean']:+.2f} ± {difference['ci95']:.2f}".replace("-", "−")
+    return f"{difference['mean']:+.2f} ± {difference['ci95']:.2f}"
 
 
 @table("mini-imagenet")
@@ -246,7 +251,7 @@ def sine_contexts() -> Rows:
     return [
         ["points", "context", *columns],
         *(
-            [row["shots"], row["context or steps"].partition(",")[0], *(row[name] for name in columns)]
+            [row["shots"], row["context or steps"].partition(",")[0], *(tidy(row[name]) for name in columns)]
             for row in result("sine-contexts-x")["over_seeds"]
         ),
     ]
@@ -307,46 +312,44 @@ def _minutes(test: Result) -> str:
 def summary() -> Rows:
     """What README shows."""
     tests = [test for test in result("omniglot")["tests"] if "own_share" not in test]
-    plain = [result("photos")[f"{shot} shot"]["rows"][2] for shot in (1, 5)]
-    own, process = result("own-family"), result("own-family-gaussian-process")
-    points = " / ".join(map(str, SHOTS))
+    pretrained, _, plain = zip(*(result("photos")[f"{shot} shot"]["rows"] for shot in (1, 5)), strict=True)
 
-    def joined(values: Sequence[float]) -> str:
+    def sine_errors(values: Sequence[float]) -> str:
         return " / ".join(number(value, 2) for value in values)
 
-    def classes(name: str, task: str, figures: Sequence[Result], way: int = 5) -> list[str]:
-        known = [paper(task, way, shot) for shot in (1, 5)]
-        beside = " / ".join(value for value in known if value)
-        shots = [" / ".join(map(accuracy, figures))]
-        return [name, f"{way}-way 1 / 5-shot, %", *shots, f"the paper, transductive: {beside}"]
+    def classes(name: str, task: str, way: int, figures: Sequence[Result]) -> list[str]:
+        known = " / ".join(paper(task, way, shot) for shot in (1, 5))
+        return [name, _joined(way), " / ".join(map(accuracy, figures)), f"the paper, transductive: {known}"]
+
+    def shots(name: str) -> list[Result]:
+        return [result(f"{name}-{shot}shot") for shot in (1, 5)]
 
     return [
         ["test tasks, inductive", "measure", "metavrf", "for comparison"],
         [
             "sine curves, one model",
-            f"error at {points} points",
-            joined([over_seeds("study-many-kernels", shot) for shot in SHOTS]),
-            f"best affine: {joined(_limits('best affine predictor'))}; Bayes: {joined(_limits('Bayes-optimal'))}",
-        ],
-        [
-            "`ringing`, above",
-            "error at 10 points",
-            number(own["mean"], 2),
-            f"Gaussian process: {number(process['mean'], 2)}",
+            f"mean squared error, {' / '.join(map(str, SHOTS))} points",
+            sine_errors([over_seeds("study-many-kernels", shot) for shot in SHOTS]),
+            f"best predictor affine in y: {sine_errors(_limits('best affine predictor'))}; "
+            f"Bayes-optimal: {sine_errors(_limits('Bayes-optimal'))}",
         ],
         *(
-            classes("Omniglot, in the package", "omniglot", [_tested(tests, way, s, "inductive") for s in (1, 5)], way)
+            classes("Omniglot", "omniglot", way, [_tested(tests, way, shot, "inductive") for shot in (1, 5)])
             for way in (5, 20)
         ),
-        classes("CIFAR-FS from scratch", "cifar-fs", [result(f"cifar-fs-{shot}shot") for shot in (1, 5)]),
-        classes("miniImageNet, half of it", "mini-imagenet", [result(f"mini-imagenet-{shot}shot") for shot in (1, 5)]),
+        classes("CIFAR-FS from scratch, 100 minutes", "cifar-fs", 5, shots("cifar-fs")),
+        classes("miniImageNet, half of it, 59 minutes", "mini-imagenet", 5, shots("mini-imagenet")),
         [
-            "CIFAR-FS, ImageNet features",
-            "5-way 1 / 5-shot, %",
-            " / ".join(accuracy(result("photos")[f"{shot} shot"]["rows"][0]) for shot in (1, 5)),
+            "CIFAR-FS on ImageNet features",
+            _joined(5),
+            " / ".join(map(accuracy, pretrained)),
             f"logistic regression: {' / '.join(map(accuracy, plain))}",
         ],
     ]
+
+
+def _joined(way: int) -> str:
+    return f"accuracy (%), {way}-way 1 / 5-shot"
 
 
 # Learners and data sets
@@ -383,7 +386,7 @@ def _comparison(name: str, *, classes: bool) -> Rows:
         line = [
             row["name"].split("/")[-1],
             accuracy(row) if classes else error(row),
-            "" if not place else f"{number(gap['mean'])} ± {number(gap['ci95'], 2)}".replace("-0", "−0"),
+            "" if not place else f"{number(gap['mean'])} ± {number(gap['ci95'], 2)}",
             "" if gap.get("p_value") is None else f"{gap['p_value']:.1g}",
             f"{row['nll']:.3f}",
             f"{row['ece']:.4f}" if classes else band(row),

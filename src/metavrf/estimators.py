@@ -132,7 +132,7 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
             estimator = cls(path if values["pretrained"] else None, **values["parameters"])
             for name, value in values["fitted"].items():
                 setattr(estimator, name, np.array(value, dtype=object) if isinstance(value, list) else value)
-            estimator.seed_ = int(values.get("seed", 0))
+            estimator.seed_ = int(values.get("seed", estimator.random_state or 0))  # it was not always kept
             estimator.support_x_ = tensors["support_x"]
             estimator._restore(tensors["support_y"], values)
             estimator.model_ = estimator._opened(estimator.seed_)

@@ -79,6 +79,8 @@ def plot_fits(
 ) -> Path:
     """Draw each task of ``episodes``: the truth, the support points, each learner's fit with its 90 % band."""
     tasks = episodes.tasks
+    if episodes.query_x.shape[-1] != 1 or episodes.support_y.shape[-1] != 1:
+        raise UserError("only functions of one input and one output can be drawn")
     title = "\n".join(filter(None, (title, "shaded: 90 % predictive band")))
     with picture_at(path, title, 1, tasks, figsize=(3.4 * tasks + 0.4, 3.5), sharex=True) as (figure, axes):
         predictions = {name: learner.predict(episodes) for name, learner in learners.items()}

@@ -60,6 +60,12 @@ class TaskSpec:
         if dict(self.classes) != dict(trained.classes):
             raise UserError(f"the classes of {task} are not those the run was split by: use the same data")
         both_known = self.embedder and trained.embedder
-        if self.inputs != trained.inputs or (both_known and self.embedder != trained.embedder):
-            own, others = ((d.embedder, *d.inputs) for d in (self, trained))
-            raise UserError(f"{task} holds samples of another kind {own} than the run was trained on {others}")
+        unlike = (self.inputs, self.targets) != (trained.inputs, trained.targets)
+        if unlike or (both_known and self.embedder != trained.embedder):
+            own, others = (d._sample() for d in (self, trained))
+            raise UserError(f"{task} holds samples of another kind ({own}) than the run was trained on ({others})")
+
+    def _sample(self) -> str:
+        """What a sample is, in words."""
+        shape = f"{self.embedder} {' x '.join(map(str, self.inputs))}".strip()
+        return shape if self.targets is None else f"{shape} inputs, {self.targets} outputs"

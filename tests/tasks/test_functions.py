@@ -17,10 +17,11 @@ from metavrf.errors import UserError
 from metavrf.learners import LEARNERS
 from metavrf.randomness import stream
 from metavrf.runs import training
-from metavrf.settings import EpisodeSettings
+from metavrf.settings import DataSettings, EpisodeSettings
+from metavrf.spec import TaskSpec
 from metavrf.tasks.families import Line, Mixed, Step, Wave
 from metavrf.tasks.functions import FAMILIES, FunctionFamily, Sine, SineMAML, family, register_family
-from metavrf.tasks.source import FunctionTasks
+from metavrf.tasks.source import FunctionTasks, open_tasks
 from metavrf.testing.compare import limits
 
 RANGES = {"amplitude": (0.1, 5.0), "frequency": (0.8, 1.2), "phase": (0.0, math.pi)}
@@ -258,6 +259,23 @@ def test_kernels_are_learned_of_several_inputs_and_outputs(tmp_path: Path, monke
     tasks = family("hill").sample_grid(100, 20, stream(5, "test"))
     assert tasks.query_y is not None
     assert last["val_mse"] < 0.5 * tasks.query_y.square().mean()  # of an answer that is always zero
+
+
+@pytest.mark.usefixtures("hill")
+@pytest.mark.parametrize(("inputs", "outputs"), [(3, 1), (1, 2), (1, 1)])
+def test_a_model_is_not_tested_on_functions_of_other_inputs_or_outputs(inputs: int, outputs: int) -> None:
+    trained = TaskSpec((inputs,), outputs)
+    with pytest.raises(UserError, match=f"3 inputs, 2 outputs.* trained on .{inputs} inputs, {outputs} outputs"):
+        open_tasks("hill", DataSettings(), trained_on=trained)
+
+
+@pytest.mark.usefixtures("hill")
+def test_functions_of_several_inputs_are_not_drawn_as_curves(tmp_path: Path) -> None:
+    model = metavrf.Config.of("hill", components=12).build(open_tasks("hill", DataSettings()).spec)
+    tasks = family("hill").sample_grid(2, 4, stream(0, "figure"))
+    with pytest.raises(UserError, match="only functions of one input and one output can be drawn"):
+        metavrf.plot_fits({"hill": model}, tasks, tmp_path / "hill.png")
+    assert not (tmp_path / "hill.png").exists()
 
 
 def test_outputs_of_another_number_than_a_family_says_are_refused() -> None:
