@@ -321,8 +321,10 @@ def summary() -> Rows:
         known = " / ".join(paper(task, way, shot) for shot in (1, 5))
         return [name, _joined(way), " / ".join(map(accuracy, figures)), f"the paper, transductive: {known}"]
 
-    def shots(name: str) -> list[Result]:
-        return [result(f"{name}-{shot}shot") for shot in (1, 5)]
+    def from_scratch(name: str, task: str) -> list[str]:
+        tests = [result(f"{task}-{shot}shot") for shot in (1, 5)]
+        (training,) = tests[0]["trainings"].values()
+        return classes(f"{name}, {training['train_seconds'] / 60:.0f} minutes", task, 5, tests)
 
     return [
         ["test tasks, inductive", "measure", "metavrf", "for comparison"],
@@ -337,8 +339,8 @@ def summary() -> Rows:
             classes("Omniglot", "omniglot", way, [_tested(tests, way, shot, "inductive") for shot in (1, 5)])
             for way in (5, 20)
         ),
-        classes("CIFAR-FS from scratch, 100 minutes", "cifar-fs", 5, shots("cifar-fs")),
-        classes("miniImageNet, half of it, 59 minutes", "mini-imagenet", 5, shots("mini-imagenet")),
+        from_scratch("CIFAR-FS from scratch", "cifar-fs"),
+        from_scratch("miniImageNet from scratch, half of it", "mini-imagenet"),
         [
             "CIFAR-FS on ImageNet features",
             _joined(5),
@@ -387,7 +389,7 @@ def _comparison(name: str, *, classes: bool) -> Rows:
             row["name"].split("/")[-1],
             accuracy(row) if classes else error(row),
             "" if not place else f"{number(gap['mean'])} ± {number(gap['ci95'], 2)}",
-            "" if gap.get("p_value") is None else f"{gap['p_value']:.1g}",
+            "" if gap.get("p_value") is None else number(gap["p_value"], 1),
             f"{row['nll']:.3f}",
             f"{row['ece']:.4f}" if classes else band(row),
             "" if seconds is None else f"{seconds / 60:.1f}",
@@ -420,7 +422,7 @@ def datasets() -> Rows:
                 one.size,
                 " × ".join(map(str, one.preprocessing.shape[::-1])),
                 ", ".join(f"`{split}`" for split in one.splits),
-                one.licence.replace("; ", ";<br>"),
+                "those of the three sets" if one.name == "mixed-images" else one.licence,
             ]
             for one in named
         ),
@@ -435,25 +437,27 @@ def models() -> Rows:
     """The models in the package: how they were made."""
     lines = []
     for name in MODELS:
-        training = card(name)["training"]
-        minutes, size = training["train_seconds"] / 60, (SHIPPED / name / "model.safetensors").stat().st_size
+        training = json.loads((SHIPPED / name / "result.json").read_text())
+        size = (SHIPPED / name / "model.safetensors").stat().st_size
         weight = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"
-        lines.append([f"`{name}`", weight, f"{training['steps']:,}", f"{minutes:.0f}", _command(training["command"])])
-    return [["name", "size", "steps", "minutes", "trained by"], *lines]
+        seconds = training.get("train_cpu_seconds")
+        minutes = "" if seconds is None else f"{seconds / 60:.0f}"
+        resumed = "--resume" in training["command"]
+        command = f"`metavrf train {training['task']}`, resumed" if resumed else _command(training["command"])
+        lines.append([f"`{name}`", weight, f"{training['steps']:,}", minutes, command])
+    return [["name", "size", "steps", "CPU minutes", "trained by"], *lines]
 
 
 @table("models-classes")
 def models_classes() -> Rows:
-    """What the cards of classes say."""
+    """What the cards of classes say of the default protocol."""
     lines = []
     for name in MODELS:
         for test in card(name)["tests"]:
-            if test["metric"] != "accuracy":
-                continue
-            label = test["protocol"] + (f", `--views {test['views']}`" if test.get("views") else "")
-            numbers = [str(test["way"]), str(test["shot"]), label, f"{test['tasks']:,}"]
-            lines.append([f"`{name}`", *numbers, accuracy(test), f"{test['nll']:.4f}", f"{test['ece']:.4f}"])
-    return [["model", "ways", "shots", "protocol", "tasks", "accuracy (%)", "nll", "calibration error"], *lines]
+            if test["metric"] == "accuracy" and test["protocol"] == "inductive" and not test.get("views"):
+                numbers = [str(test["way"]), str(test["shot"]), f"{test['tasks']:,}"]
+                lines.append([f"`{name}`", *numbers, accuracy(test), f"{test['nll']:.4f}", f"{test['ece']:.4f}"])
+    return [["model", "ways", "shots", "tasks", "accuracy (%)", "nll", "calibration error"], *lines]
 
 
 @table("models-functions")

@@ -22,6 +22,7 @@ from metavrf.protocol import INDUCTIVE, Protocol
 
 SAMPLES_AT_ONCE = 10_000  # features solved at a time; results depend on it only by rounding
 IMAGES_AT_ONCE = 500
+KERNELS_AT_ONCE = 600_000  # values of many kernels between samples: more do not fit the cache
 CALIBRATION_BINS = 15
 MOST_LEFT_OUT = 200  # samples that are left out one by one: more would hardly change the estimate
 LEFT_OUT_AT_ONCE = 2_000  # features of left-out tasks solved at a time; fewer, for tasks may have many bases
@@ -98,9 +99,15 @@ def prepared(
         with torch.no_grad():
             episodes = embed_once(learner, episodes, protocol.views)
     if batch is None:
-        samples = episodes.support_x.shape[1] + episodes.query_x.shape[1]
-        images = episodes.bank is not None and not (once or embedded)
-        batch = max(1, (2 * IMAGES_AT_ONCE if images else SAMPLES_AT_ONCE // learner.components) // samples)
+        support = episodes.support_x.shape[1]
+        samples = support + episodes.query_x.shape[1]
+        if episodes.bank is not None and not (once or embedded):
+            batch = 2 * IMAGES_AT_ONCE // samples
+        elif learner.components > 1:
+            batch = KERNELS_AT_ONCE // (learner.components * support * samples)
+        else:
+            batch = SAMPLES_AT_ONCE // samples
+        batch = max(1, batch)
     return episodes, once or embedded, batch
 
 
