@@ -315,7 +315,7 @@ def summary() -> Rows:
     pretrained, _, plain = zip(*(result("photos")[f"{shot} shot"]["rows"] for shot in (1, 5)), strict=True)
 
     def sine_errors(values: Sequence[float]) -> str:
-        return " / ".join(number(value, 2) for value in values)
+        return " / ".join(map(number, values))
 
     def classes(name: str, task: str, way: int, figures: Sequence[Result]) -> list[str]:
         known = " / ".join(paper(task, way, shot) for shot in (1, 5))

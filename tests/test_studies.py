@@ -13,6 +13,7 @@ from metavrf.errors import UserError
 from metavrf.runs.directory import Run
 from metavrf.spec import TaskSpec
 from metavrf.studies import sine
+from metavrf.testing.compare import limits
 from processes import DOCUMENTED, snapshot
 
 
@@ -45,7 +46,7 @@ def test_a_study_trains_tests_prints_and_saves_one_table(
     monkeypatch.setattr(sine, "CONTEXTS", ("none", "lstm"))
     monkeypatch.setattr(sine, "ONE_KERNEL", sine.ONE_KERNEL | {"bases": 32, "validate_tasks": 10})
     monkeypatch.setattr(sine, "evaluate", functools.partial(metavrf.evaluate, tasks=10))
-    monkeypatch.setattr(sine, "limits", functools.partial(sine.limits, tasks=10))
+    monkeypatch.setattr(sine, "limits", functools.partial(limits, tasks=10))
     command = ["study", "contexts", "--shots", "3", "--seeds", "4", "--context-inputs", "x", "--iterations", "2"]
     command += ["--out", str(tmp_path / "runs"), "--save", str(tmp_path / "table.json")]
     main(command)
@@ -88,7 +89,7 @@ def test_a_training_that_fails_is_named_with_its_reason(tmp_path: Path) -> None:
 def test_a_study_without_runs_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sine, "limits", functools.partial(sine.limits, tasks=10))
+    monkeypatch.setattr(sine, "limits", functools.partial(limits, tasks=10))
     with pytest.raises(SystemExit) as stop:
         main(["study", "contexts", "--out", str(tmp_path), "--seeds", "--iterations", "2"])
     assert stop.value.code == 2

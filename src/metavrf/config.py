@@ -170,6 +170,8 @@ GROUPS: dict[str, Any] = {
 
 def _whole(kind: Any, values: Mapping[str, Any], where: str) -> Any:
     """Settings of which each was written down: none takes a default that may have changed since."""
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{where} is no group of settings")
     known = {item.name for item in fields(kind)}
     if strange := values.keys() - known:
         raise KeyError(f"{where}.{sorted(strange)[0]} is unknown")
