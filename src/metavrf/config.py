@@ -100,6 +100,11 @@ class MetaVRFSettings:
     """How many of these kernels are combs: harmonics of one frequency, for functions that repeat themselves."""
     guards: int = 0
     """How many of these kernels are not learned: broad ones, with more noise, for tasks unlike any seen in training."""
+    rough: int = 0
+    """How many of these kernels are rough, Matérn's instead of Gaussian: for functions that bend sharply."""
+    candidates: int = 0
+    """Periodic kernels of each task's own, beside these: this many are kept of over a thousand that are tried, from
+    coarse to fine. For functions whose period matters to a thousandth."""
     moves: bool = True
     """Move the kernels by what a network infers from the support, beside weighing them (with 2 kernels or more)."""
     evidence: Literal["marginal", "leave-one-out"] = "marginal"
@@ -230,10 +235,11 @@ class Config:
         least = self.episode.train_shot or self.episode.shot
         if self.episode.most_shot and self.episode.most_shot < least:
             raise UserError(f"most_shot = {self.episode.most_shot} is less than the {least} shots to start from")
-        if self.model.components > 1 and self.model.combs + self.model.guards >= self.model.components:
+        model = self.model
+        if model.components > 1 and model.combs + model.guards + model.rough >= model.components:
             raise UserError(
-                f"combs = {self.model.combs} and guards = {self.model.guards} leave no other of the "
-                f"{self.model.components} kernels"
+                f"combs = {model.combs}, guards = {model.guards} and rough = {model.rough} leave no other of the "
+                f"{model.components} kernels"
             )
         if self.data.image_size < 8:
             raise UserError(f"image_size = {self.data.image_size} must be at least 8")
@@ -286,6 +292,8 @@ _POSITIVE = {"noise", "ridge", "gamma", "lr", "inner_lr"}
 _NOT_NEGATIVE = {
     "combs",
     "guards",
+    "rough",
+    "candidates",
     "kl_weight",
     "distance",
     "train_bases",

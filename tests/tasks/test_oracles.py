@@ -23,8 +23,8 @@ from metavrf.tasks.oracles import (
     NoisyBayesLimit,
     Oracle,
     _cut_normal,
-    _stand_ins,
 )
+from metavrf.thinning import stand_ins
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 MEAN_AMPLITUDE = (0.1 + 5) / 2
@@ -259,7 +259,7 @@ def test_a_cut_normal_has_the_moments_of_quadrature(mean: float, std: float) -> 
 def test_stand_ins_keep_what_is_heavy_and_stand_for_the_rest() -> None:
     log_weight = torch.randn(4, 5000, dtype=torch.double, generator=stream(0, "test"))
     log_weight[:, 17] = 12.0
-    index, log_share = _stand_ins(log_weight, 300)
+    index, log_share = stand_ins(log_weight, 300)
     assert (index == 17).any(1).all()
     weight = (log_weight.gather(1, index) - log_share).exp()
     total = log_weight.exp().sum(1)

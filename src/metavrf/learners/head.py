@@ -200,10 +200,18 @@ class MixtureHead(nn.Module):
     band: Tensor
 
     def __init__(
-        self, components: int, features: int, *, targets: int | None, gamma: float, evidence: str = "marginal"
+        self,
+        components: int,
+        features: int,
+        *,
+        targets: int | None,
+        gamma: float,
+        evidence: str = "marginal",
+        tried: int = 0,
     ) -> None:
+        """``tried`` is how many kernels of a task's own come after the ``components`` learned ones."""
         super().__init__()
-        self.by_evidence = evidence
+        self.by_evidence, self.tried = evidence, tried
         if targets is None:
             self.log_gamma = nn.Parameter(torch.full((components, 1, 1, 1), math.log(gamma)))  # each its own
         else:
@@ -219,9 +227,18 @@ class MixtureHead(nn.Module):
         """m(x) of each kernel ``[K, T, N, p]``, of features ``z [T, N, d]``: linear in them, and a wave at its peak."""
         phase = torch.einsum("tnd,mtd->mtn", z, q.mean.to(z))
         wave = torch.stack([phase.cos(), phase.sin()], dim=-1)  # [K, T, N, 2]
-        times = len(wave) // len(self.waves)
-        waves = wave @ (self.waves if times == 1 else torch.cat([self.waves] * times))
-        return z @ self.slope + self.level + waves
+        own = self.own_waves()
+        times = len(wave) // len(own)
+        waves = wave @ (own if times == 1 else torch.cat([own] * times))
+        return self.line(z) + waves
+
+    def line(self, z: Tensor) -> Tensor:
+        """The part of m(x) that all kernels share, ``[T, N, p]``."""
+        return z @ self.slope + self.level
+
+    def own_waves(self) -> Tensor:
+        """Of each kernel; those of a task's own have none."""
+        return F.pad(self.waves, (0, 0) * 3 + (0, self.tried)) if self.tried else self.waves
 
     def fit(self, kernel: Tensor, q: Spectral, episodes: Episodes) -> ridge.Fit:
         """Solve for the support's targets under each of ``kernel [K, T, S, S + Q]``."""
@@ -304,7 +321,7 @@ class MixtureHead(nn.Module):
             gamma = self.log_gamma[kept, 0].exp()
             return MixtureSolution(q.of(kept), weights, support, gamma * solution, None, None, None)
         head = copy.deepcopy(self)  # what is folded neither changes with the learner nor keeps it alive
-        head.waves = nn.Parameter(self.waves[kept])
+        head.waves, head.tried = nn.Parameter(self.own_waves()[kept]), 0
         finish = functools.partial(head.finished, q=q.of(kept), weights=weights.unsqueeze(1), samples=len(support))
         return MixtureSolution(q.of(kept), weights, support, solution, root, noise[kept, 0], finish)
 

@@ -21,6 +21,7 @@ from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.kernels.mixing import log_weights
 from metavrf.kernels.ridge import Fit
+from metavrf.kernels.search import Combs, search
 from metavrf.kernels.spectral import Exact, Spectral
 from metavrf.learners.adapted import AdaptedMixture
 from metavrf.learners.head import MixtureHead
@@ -28,6 +29,7 @@ from metavrf.learners.inferred import Inference
 from metavrf.learners.kernel import START_LOG_VARIANCE, KernelLearner, one_kernel
 from metavrf.learners.prototypical import nearest_prototype
 from metavrf.learners.start import spread
+from metavrf.nn.combs import CombPrior
 from metavrf.nn.inference import Carry, Context, Memory, Prior, TaskSummary, gaussian_kl
 from metavrf.nn.mixture import Mixture, MixturePosterior
 from metavrf.nn.mlp import GaussianMLP
@@ -87,10 +89,17 @@ class MetaVRF(KernelLearner):
             self.posterior: GaussianMLP | MixturePosterior = GaussianMLP(
                 self.context.size, features, features, alike=not labels
             )
-            self.carry = None
+            self.carry = self.combs = None
+            if settings.candidates:
+                raise UserError(f"candidates = {settings.candidates} are weighed beside --components of 2 or more")
             return
         self.head = MixtureHead(
-            settings.components, features, targets=targets, gamma=settings.gamma, evidence=settings.evidence
+            settings.components,
+            features,
+            targets=targets,
+            gamma=settings.gamma,
+            evidence=settings.evidence,
+            tried=settings.candidates,
         )
         self.log_power = nn.Parameter(torch.zeros(()))  # log τ
         self.posterior = MixturePosterior(
@@ -99,12 +108,19 @@ class MetaVRF(KernelLearner):
             self.context.size if looks else 0,
             combs=settings.combs,
             guards=settings.guards,
+            rough=settings.rough,
             moves=settings.moves,
             noise=settings.noise,
         )
         carries = settings.context == "bayes" or (recurrent and stream > 1)
         self.carry = Carry(learned=recurrent) if carries else None
         self.components = settings.components
+        self.combs = CombPrior(features) if settings.candidates else None
+        if self.combs is not None and (targets is None or carries):
+            raise UserError(
+                f"candidates = {settings.candidates} are kernels of one task of a function: leave them out for classes "
+                "and where weights are carried from task to task"
+            )
 
     @classmethod
     def of(cls, embedding: Any, config: Config, data: Description, generator: torch.Generator) -> Self:
@@ -127,6 +143,9 @@ class MetaVRF(KernelLearner):
         super().initialise(episodes)
         if isinstance(self.posterior, MixturePosterior):
             spread(self, self.posterior, episodes)
+            omega = None if self.combs is None else self.even_phase(episodes)
+            if self.combs is not None and omega is not None:
+                self.combs.start_at(omega, float(episodes.support_y.square().mean()), self.settings.noise)
         elif episodes.way is None and self.settings.context_inputs == "x":
             omega = self.even_phase(episodes)
             if omega is not None:
@@ -166,7 +185,20 @@ class MetaVRF(KernelLearner):
             mean, log_variance = self.posterior(h)
             return one_kernel(mean, torch.exp(0.5 * log_variance)), state, (mean, log_variance)
         mixture: Mixture = self.posterior(h, episodes.tasks)
-        return Spectral(*mixture[:6]), state, mixture.inferred
+        q = Spectral(*mixture[:7])
+        return q if self.combs is None else self._with_combs(q, episodes), state, mixture.inferred
+
+    def _with_combs(self, q: Spectral, episodes: Episodes) -> Spectral:
+        """The kernels, and after them the periodic ones that were found for each task; see ``kernels/search.py``.
+
+        Gradients reach what all tasks share of the latter, not their frequencies.
+        """
+        assert self.combs is not None and isinstance(self.head, MixtureHead)
+        combs = Combs(*self.combs(torch.logsumexp(q.log_prior[:, 0], 0)))
+        residual = (episodes.support_y - self.head.line(episodes.support_x)).double()
+        phase = (episodes.support_x @ self.combs.direction).double()  # [T, S]
+        kept = search(phase, residual, combs, self.settings.candidates)
+        return q.joined(combs.of(kept, self.combs.direction))
 
     def solve(
         self, episodes: Episodes, memory: Memory | None = None, generator: torch.Generator | None = None
