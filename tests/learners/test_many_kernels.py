@@ -38,6 +38,8 @@ SETTINGS: list[dict[str, Any]] = [
     {},
     {"moves": False},
     {"combs": 2},
+    {"moves": False, "rough": 2},
+    {"moves": False, "rough": 2, "combs": 1, "candidates": 8},
     {"context": "lstm"},
     {"context": "bilstm", "context_inputs": "x"},
     {"unit_features": True},
@@ -89,7 +91,7 @@ def curves(*, length: int = 1, embedding: nn.Module | None = None, **settings: A
     defaults: dict[str, Any] = {"components": 6, "train_kernel": "exact", "context": "none", "context_inputs": "xy"}
     merged = MetaVRFSettings(**{**defaults, "noise": 0.1, "kl_weight": 0.0, **settings})
     if embedding is None:  # combs have high frequencies, to which the rounding of features would matter
-        embedding = nn.Identity() if merged.combs else MLP((1, 12, FEATURES))
+        embedding = nn.Identity() if merged.combs or merged.candidates else MLP((1, 12, FEATURES))
     size = FEATURES if isinstance(embedding, MLP) else 1
     model = MetaVRF(embedding, size, merged, targets=1, generator=stream(0, "bases"), stream=length)
     model.initialise(sine(40, 6, seed=1))

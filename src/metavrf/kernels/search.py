@@ -119,7 +119,7 @@ def _first(combs: Combs, tasks: int) -> tuple[Tensor, Tensor, Tensor]:
     """The first cells: the number of κ and the frequency, ``[T, N]``, and the width by κ, ``[R]``."""
     low, high = combs.ends
     counts = ((high - low) * combs.sharpness.sqrt() / FIRST_WIDTH).ceil().long().clamp_min(1)
-    width = (high - low) / counts
+    width = (high - low) / counts.double()
     number = torch.arange(len(counts)).repeat_interleave(counts)
     place = torch.arange(len(number)) - (counts.cumsum(0) - counts)[number]
     frequency = low + (place + 0.5) * width[number]
