@@ -111,7 +111,8 @@ class MetaVRFSettings:
     """What weighs the kernels of classes: ridge regression's evidence, or how well each sample is predicted by the
     others (with 2 shots or more)."""
     noise: float = 1e-4
-    """Noise of each of many kernels at the start, in units of its amplitude; it is learned."""
+    """Noise of each of many kernels at the start, in units of its amplitude; it is learned. From 0.001 on, observations
+    are taken to be noisy: the likelihood starts with hardly any tails."""
     train_kernel: Literal["exact", "features"] = "features"
     """Compute kernels exactly, or estimate them by random features. Exact ones are replaced by random features at test
     time where --bases asks for it."""

@@ -21,6 +21,8 @@ _PAPER: dict[str, Any] = {
     "components": 1,
     "combs": 0,
     "guards": 0,
+    "rough": 0,
+    "candidates": 0,
     "function_embedding": "mlp",
     "train_kernel": "features",
     "context_inputs": "x",
@@ -109,7 +111,26 @@ _MANY_KERNELS: dict[str, Any] = {
     "most_shot": 20,
     "threads": 1,
 }
-_GAUSSIAN_PROCESSES: dict[str, Any] = {"shot": 12, "batch": 16, "train_shot": 0, "most_shot": 0}  # sizes of their own
+_GAUSSIAN_PROCESSES: dict[str, Any] = {  # tasks have sizes of their own
+    "shot": 12,
+    "batch": 16,
+    "train_shot": 0,
+    "most_shot": 0,
+    "noise": 1e-3,
+    "rough": 16,
+    "lr": 8e-3,
+    "iterations": 1500,
+    "validate_every": 500,
+    "validate_tasks": 500,
+}
+_PERIODIC_TOO: dict[str, Any] = _GAUSSIAN_PROCESSES | {
+    "batch": 8,
+    "guards": 6,
+    "rough": 26,
+    "candidates": 64,
+    "iterations": 1000,
+    "validate_tasks": 200,
+}
 
 
 # Each learner's own settings, on top of those of the tasks: the house's ("default") and its authors' ("paper").
@@ -119,7 +140,7 @@ _MAML_CLASSES: dict[str, Any] = _SAME_TASKS | {"batch": 4, "query": 5, "dropout"
 _BY_LEARNER: dict[str, dict[str, dict[str, Any]]] = {
     "metavrf": {"functions": _MANY_KERNELS, "omniglot": {"prototype_weight": 1.0}}
     | dict.fromkeys(("gp-rbf", "gp-matern"), _GAUSSIAN_PROCESSES)
-    | {name: _GAUSSIAN_PROCESSES | {"components": 128, "combs": 64} for name in ("gp-periodic", "gp-mixed")},
+    | dict.fromkeys(("gp-periodic", "gp-mixed"), _PERIODIC_TOO),
     "shared": {"all": {"context": "none"}},
     "rff": {"all": {"context": "none", "bases": 2048, "draw": "fixed"}},  # standard features are drawn once
     "r2d2": {"classes": {"ridge": 10.0}},

@@ -23,7 +23,7 @@ from torch import Tensor
 from metavrf.kernels.spectral import Spectral
 from metavrf.thinning import stand_ins
 
-FIRST_WIDTH = 1.4  # of the first cells, in units of 1 / √κ: what one comb says is then known over a few lags
+FIRST_WIDTH = 2.0  # of the first cells, in units of 1 / √κ: what one comb says is then known over a few lags
 SPLITS = (4, 4, 4, 4)  # of each cell
 CAUTION = 0.5  # power of the weights that cells are chosen by: a coarse cell may weigh more than it seems to
 LEAST_NOISE = 1e-6  # in units of the amplitude: smeared combs are positive definite up to an approximation

@@ -26,6 +26,7 @@ from metavrf.prediction import Prediction
 RIDGE_FLOOR = 1e-8  # λ runs to its lower bound on noise-free tasks; double precision carries this one
 NEGLIGIBLE = 1e-9  # weight of a kernel beside the best
 TAILS = (-2.0, 2.0, 3.0, 1.0, 1.0, -1.0)  # where MixtureHead.with_tails starts
+PLAIN_TAILS = (-1.0, 0.54, 2.0, -2.0, 2.5, -2.0)  # likewise, where noise leaves little to be off by: nearly one normal
 BAND_NODES = (1, 2, 3, 4, 5, 6, 8, 10, 14, 20, 30, 46)  # samples at which the band is calibrated
 VARIANCE_FLOOR = 1e-6  # of a predicted normal, as its likelihood counts it
 
@@ -208,8 +209,12 @@ class MixtureHead(nn.Module):
         gamma: float,
         evidence: str = "marginal",
         tried: int = 0,
+        noisy: bool = False,
     ) -> None:
-        """``tried`` is how many kernels of a task's own come after the ``components`` learned ones."""
+        """``tried`` is how many kernels of a task's own come after the ``components`` learned ones.
+
+        ``noisy`` says that observations have noise to speak of: then likelihoods start with hardly any tails.
+        """
         super().__init__()
         self.by_evidence, self.tried = evidence, tried
         if targets is None:
@@ -220,7 +225,7 @@ class MixtureHead(nn.Module):
             self.waves = nn.Parameter(torch.zeros(components, 1, 2, targets))
             self.tails = nn.Parameter(torch.zeros(6, 3))
             with torch.no_grad():
-                self.tails[:, 0] = torch.tensor(TAILS)
+                self.tails[:, 0] = torch.tensor(PLAIN_TAILS if noisy else TAILS)
             self.register_buffer("band", torch.full((len(BAND_NODES),), 0.9))
 
     def mean_function(self, z: Tensor, q: Spectral) -> Tensor:

@@ -37,6 +37,7 @@ from metavrf.prediction import Prediction
 from metavrf.tasks.source import Description
 
 NOTHING = Memory()
+NOISY = 1e-3  # noise in units of the amplitude, from which on it is the noise of observations
 
 
 class Weighed(NamedTuple):
@@ -100,6 +101,7 @@ class MetaVRF(KernelLearner):
             gamma=settings.gamma,
             evidence=settings.evidence,
             tried=settings.candidates,
+            noisy=settings.noise >= NOISY,
         )
         self.log_power = nn.Parameter(torch.zeros(()))  # log τ
         self.posterior = MixturePosterior(

@@ -20,7 +20,7 @@ CANDIDATES = torch.cat([torch.zeros(1), torch.logspace(-1, 1, 80)])
 WIDTHS = torch.logspace(-2, 0.5, 6)
 TEETH = torch.linspace(0.5, 50.0, 400)  # likewise, of combs
 ROUGH_WIDTHS = torch.logspace(-1.5, 1.0, 40)
-ROUGH_AMPLITUDES = torch.tensor([0.05, 3.0])
+AMPLITUDES_APART = torch.tensor([0.05, 3.0])
 KAPPAS = torch.tensor([1.0, 4.0, 16.0, 64.0])
 TRIED_AT_ONCE = 100
 GUARD_WIDTHS = torch.tensor([30.0, 8.0, 3.0])
@@ -65,10 +65,9 @@ def spread(learner: KernelLearner, posterior: MixturePosterior, episodes: Episod
         log_std = torch.cat([log_std, faint[chosen].log()])
         posterior.log_comb.copy_(kappa[chosen, 0].log())
     posterior.start_at(mean, log_std, amplitude)
-    if posterior.rough:  # apart in amplitude too, with the same noise
-        apart = ROUGH_AMPLITUDES.log()
-        multiples = torch.lerp(apart[0], apart[1], torch.arange(posterior.rough) * GOLDEN % 1)
-        posterior.scale_rough_by(multiples)
+    if posterior.rough:  # where functions differ that much, apart in amplitude too, with the same noise
+        apart = AMPLITUDES_APART.log()
+        posterior.scale_by(torch.lerp(apart[0], apart[1], torch.arange(components) * GOLDEN % 1))
     if posterior.guards:
         number = torch.arange(posterior.guards)
         width = GUARD_WIDTHS[number % len(GUARD_WIDTHS)].log() - 0.5 * math.log(size)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from metavrf.nn.mixture import PACE
 
-SHARPNESSES = 6
+SHARPNESSES = 7
 AMPLITUDES = 5
 RATES = 32
 HIGHEST, LOWEST = 50.0, 0.5  # frequencies, in multiples of the direction
-SHARPEST = 128.0
+BLUNTEST, SHARPEST = 2.0, 128.0
 AMPLITUDE_RANGE = 10.0  # of the largest and the smallest to the mean square of targets
 
 
@@ -41,7 +41,7 @@ class CombPrior(nn.Module):
     def __init__(self, features: int) -> None:
         super().__init__()
         self.register_buffer("direction", torch.zeros(features))
-        self.log_sharpness = nn.Parameter(torch.linspace(0.0, math.log(SHARPEST), SHARPNESSES))
+        self.log_sharpness = nn.Parameter(torch.linspace(math.log(BLUNTEST), math.log(SHARPEST), SHARPNESSES))
         self.log_amplitude = nn.Parameter(torch.zeros(AMPLITUDES))
         self.log_noise = nn.Parameter(torch.zeros(()))
         self.log_weights = nn.Parameter(torch.zeros(SHARPNESSES + AMPLITUDES))

@@ -90,11 +90,10 @@ class MixturePosterior(nn.Module):
         self.scalars[0].fill_(math.log(amplitude) / PACE)
 
     @torch.no_grad()
-    def scale_rough_by(self, log_amplitude: Tensor) -> None:
-        """Multiply the amplitudes a² of the rough kernels, not their noise, ``[R]``."""
-        last = len(self.mean) - self.combs
-        self.scalars[0, last - self.rough : last] += log_amplitude / PACE
-        self.scalars[1, last - self.rough : last] -= log_amplitude / PACE
+    def scale_by(self, log_amplitude: Tensor) -> None:
+        """Multiply the amplitudes a² of the learned kernels, not their noise, ``[M]``."""
+        self.scalars[0] += log_amplitude / PACE
+        self.scalars[1] -= log_amplitude / PACE
 
     @torch.no_grad()
     def guard_by(self, log_std: Tensor, log_amplitude: Tensor, log_noise: Tensor) -> None:

@@ -90,13 +90,13 @@ PLANS = {
     ),
     "neural-processes": Plan(
         "gp-rbf",
-        {"rbf": {"iterations": 1500, "validate_every": 500, "validate_tasks": 500}},
+        {"rbf": {}},
         [{"on": kind, "tasks": 1000} for kind in GP_KINDS],
         [{"task": kind, "shot": None, "tasks": 1000} for kind in GP_KINDS[:2]],
     ),
     "neural-processes-mixed": Plan(
         "gp-mixed",
-        {"mixed": {"iterations": 1000, "validate_every": 500, "validate_tasks": 200}},
+        {"mixed": {}},
         [{"on": kind, "tasks": 200} for kind in GP_KINDS],
         [{"task": kind, "shot": None, "tasks": 200} for kind in GP_KINDS],
     ),
