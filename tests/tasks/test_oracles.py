@@ -338,6 +338,15 @@ def test_a_finer_grid_of_hyper_parameters_says_the_same(kind: type[GaussianProce
     assert abs((plain - finer).mean()) < 0.005
 
 
+def test_half_the_steps_in_length_scale_and_period_say_the_same() -> None:
+    groups = GaussianPeriodic().sample_groups(6, stream(1, "test"), 1)
+    plain, finer = (
+        torch.cat([log_density(GaussianProcessLimit((GaussianPeriodic(),), finer=f)(group), group) for group in groups])
+        for f in (1, 2)
+    )
+    assert abs((plain - finer).mean()) < 0.01
+
+
 def test_the_limit_finds_the_period() -> None:
     """With 30 points it predicts nearly as well as the process that knows length, scale and period."""
 

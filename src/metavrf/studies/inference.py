@@ -12,7 +12,7 @@ from metavrf import api
 from metavrf.config import Config
 from metavrf.presets import preset
 from metavrf.run import Run
-from metavrf.studies.processes import fitted_process
+from metavrf.studies.processes import fitted_process, oracle_on
 from metavrf.studies.sine import train_apart
 
 Options = dict[str, Any]
@@ -33,7 +33,7 @@ class Plan:
     tests: list[Options] = field(default_factory=list)
     """Options of :func:`metavrf.evaluate`, for every training; each may say ``only``, the names it is for."""
     limits: list[Options] = field(default_factory=list)
-    """Options of the family's limits on the same tasks, with ``task``."""
+    """Options of the family's limits on the same tasks, with ``task``; ``on`` another family's tasks, where given."""
     processes: list[Options] = field(default_factory=list)
     """Options of Gaussian processes fitted to each task alone."""
 
@@ -98,7 +98,8 @@ PLANS = {
         "gp-mixed",
         {"mixed": {}},
         [{"on": kind, "tasks": 200} for kind in GP_KINDS],
-        [{"task": kind, "shot": None, "tasks": 200} for kind in GP_KINDS],
+        [{"task": kind, "shot": None, "tasks": 200} for kind in GP_KINDS]
+        + [{"task": "gp-mixed", "on": kind, "tasks": 200} for kind in GP_KINDS],
     ),
     "mixed": Plan(
         "mixed",
@@ -157,12 +158,18 @@ def run(
                     {"training": training, "train_seed": int(seed), "test": asked, **result} | _about(config, trained)
                 )
     limits = [
-        {"limit": limit, "test": options, **evaluation.to_dict()}
+        {"limit": limit, "test": options, **figures}
         for options in plan.limits
-        for limit, evaluation in api.limits(**options).items()
+        for limit, figures in _limits(options).items()
     ]
     limits += [{"limit": FITTED, "test": options, **fitted_process(**options)} for options in plan.processes]
     return rows, limits
+
+
+def _limits(options: Options) -> dict[str, dict[str, Any]]:
+    if "on" in options:
+        return oracle_on(**options)
+    return {limit: evaluation.to_dict() for limit, evaluation in api.limits(**options).items()}
 
 
 def over_seeds(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Gaussian processes fitted to each task alone, by maximum likelihood: what one gets without meta-learning."""
+"""What learners of Gaussian-process draws stand beside: processes fitted to each task alone, and oracles."""
 
 from __future__ import annotations
 
@@ -14,9 +14,18 @@ from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.evaluation import evaluate_learner
 from metavrf.learners.limits import Known
+from metavrf.learners.limits import limits as known_limits
 from metavrf.prediction import Prediction
+from metavrf.tasks.functions import family
 
 RESTARTS = 2
+
+
+def oracle_on(task: str, on: str, tasks: int, seed: int = TEST_SEED) -> dict[str, dict[str, Any]]:
+    """The oracles of ``task`` on test tasks of another family: that of a mixture on one of its kinds."""
+    episodes = api.test_tasks(Config(on), tasks, None, seed)
+    known = known_limits(family(task))
+    return {name: evaluate_learner(limit, episodes, seed).to_dict() for name, limit in known.items()}
 
 
 def fitted_process(task: str, shot: int, tasks: int, seed: int = TEST_SEED) -> dict[str, Any]:
