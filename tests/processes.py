@@ -58,7 +58,9 @@ DOCUMENTED = {"config.toml", "data.json", "model.safetensors", "state.safetensor
 
 # A fork server imports torch once; each command then starts in milliseconds, in a process as real as any other.
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["pytest", "metavrf.cli", "metavrf.commands.train", "metavrf.commands.runs", "metavrf.testing.compare"])
+_server.set_forkserver_preload(
+    ["pytest", "metavrf.cli", "metavrf.commands.train", "metavrf.commands.runs", "metavrf.testing.compare"]
+)
 
 
 @dataclass

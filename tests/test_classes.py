@@ -146,6 +146,7 @@ def test_calibrating_finds_the_temperature_of_least_nll_and_changes_no_answer() 
 
 # Training on a folder of pictures, and testing the run
 
+
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     place = tmp_path_factory.mktemp("data")

@@ -259,7 +259,7 @@ def test_a_range_of_shots_must_not_end_before_it_starts() -> None:
 
 def test_combs_must_leave_another_kernel() -> None:
     assert sine(components=4, combs=3).validate().model.combs == 3
-    assert refused(components=4, combs=4) == "combs = 4 and guards = 0 leave no other of the 4 kernels"
-    assert refused(components=4, combs=1, guards=3) == "combs = 1 and guards = 3 leave no other of the 4 kernels"
+    assert refused(components=4, combs=4) == "combs = 4, guards = 0 and rough = 0 leave no other of the 4 kernels"
+    assert "combs = 1, guards = 3 and rough = 0" in refused(components=4, combs=1, guards=3)
     one = sine(components=1, combs=2, guards=3)
     assert one.validate() == one  # a single kernel has neither

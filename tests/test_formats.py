@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from glyphs import refused
 from metavrf import MetaVRFRegressor
 from metavrf.config import Config
 from metavrf.formats import FORMAT
+from metavrf.learners import LEARNERS
 from metavrf.runs.directory import SHIPPED, Run
+from metavrf.settings import added
 from metavrf.spec import TaskSpec
 
 # The models that come with the package, as they were written in format 1, each in a version of its own: none has all
@@ -430,3 +433,20 @@ def test_an_estimator_that_was_saved_without_its_seed_has_the_bases_of_its_rando
     del values["seed"]
     file.write_text(json.dumps(values))
     assert np.array_equal(MetaVRFRegressor.load(tmp_path / "saved").predict(x), fitted.predict(x))
+
+
+def test_a_setting_that_is_newer_than_a_file_means_what_was_done_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class Older:
+        scale: float = 1.0
+
+    @dataclass(frozen=True)
+    class Newer(Older):
+        wide: bool = added(True, before=False)
+
+    method = type("Method", (metavrf.Learner,), {"Settings": Older, "solve": lambda *_: None})
+    monkeypatch.setattr(LEARNERS, "_entries", LEARNERS._entries | {"growing": method})
+    text = Config.of("sine", "growing").to_toml()
+    method.Settings = Newer  # type: ignore[attr-defined]
+    assert Config.from_toml(text, "there").model == Newer(1.0, wide=False)
+    assert Config.of("sine", "growing").model == Newer(1.0, wide=True)

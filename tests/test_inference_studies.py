@@ -11,7 +11,7 @@ import pytest
 import metavrf
 from metavrf.cli import main
 from metavrf.studies import inference
-from metavrf.studies.processes import fitted_process
+from metavrf.studies.processes import fitted_process, oracle_on
 
 TINY_KERNELS: dict[str, Any] = {"components": 4, "guards": 1, "validate_tasks": 10, "validate_every": 2}
 
@@ -53,6 +53,13 @@ def test_a_chart_is_for_streams_alone(
     assert "--chart is for studies of streams, not for moves" in capsys.readouterr().err
 
 
+def test_the_oracle_of_a_mixture_on_one_of_its_kinds_knows_less_than_that_kinds_own() -> None:
+    mixed, own = (oracle_on(task, "gp-rbf", 2)["Bayes-optimal"] for task in ("gp-mixed", "gp-rbf"))
+    assert mixed["tasks"] == own["tasks"] == 2
+    assert mixed["data_sha256"] == own["data_sha256"]
+    assert mixed["nll"] > own["nll"] - 0.5
+
+
 def test_a_process_fitted_to_each_task_follows_a_smooth_curve() -> None:
     found = fitted_process("sine", shot=10, tasks=3)
     assert found["tasks"] == 3
@@ -73,7 +80,7 @@ def test_kernels_are_drawn_of_runs_on_functions_alone(tmp_path: Path, capsys: py
 
 
 def test_another_family_can_be_tested_on(tmp_path: Path) -> None:
-    metavrf.train("gp-rbf", out=tmp_path / "run", quiet=True, iterations=2, **TINY_KERNELS)
+    metavrf.train("gp-rbf", out=tmp_path / "run", quiet=True, iterations=2, **TINY_KERNELS, rough=1)
     found = metavrf.evaluate(tmp_path / "run", on="gp-matern", tasks=60)
     assert (found.on, found.shot, found.tasks) == ("gp-matern", None, 60)
     with pytest.raises(metavrf.UserError, match="no family of functions 'omniglot': choose from sine"):

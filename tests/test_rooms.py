@@ -12,7 +12,19 @@ import metavrf
 PACKAGE = Path(metavrf.__file__).parent
 # From the inside out: a room imports from rooms before it, and from itself; rooms of one line do not import each other.
 ORDER: tuple[tuple[str, ...], ...] = (
-    ("errors", "randomness", "registry", "settings", "files", "episodes", "spec", "protocol", "prediction", "memory"),
+    (
+        "errors",
+        "randomness",
+        "registry",
+        "settings",
+        "files",
+        "episodes",
+        "spec",
+        "protocol",
+        "prediction",
+        "memory",
+        "thinning",
+    ),
     ("kernels", "nn", "tasks"),
     ("learners",),
     ("config", "formats"),

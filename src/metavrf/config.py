@@ -169,15 +169,19 @@ GROUPS: dict[str, Any] = {
 
 
 def _whole(kind: Any, values: Mapping[str, Any], where: str) -> Any:
-    """Settings of which each was written down: none takes a default that may have changed since."""
+    """Settings of which each was written down: none takes a default that may have changed since.
+
+    One that is newer than the file takes the value that says what was done before there was such a setting.
+    """
     if not isinstance(values, Mapping):
         raise TypeError(f"{where} is no group of settings")
     known = {item.name for item in fields(kind)}
     if strange := values.keys() - known:
         raise KeyError(f"{where}.{sorted(strange)[0]} is unknown")
-    if missing := known - values.keys():
+    before = {item.name: item.metadata["before"] for item in fields(kind) if "before" in item.metadata}
+    if missing := known - values.keys() - before.keys():
         raise KeyError(f"{where}.{sorted(missing)[0]} is missing")
-    return kind(**values)
+    return kind(**before | values)
 
 
 # Where configurations start, by the kind of task: what validated best on a plain CPU (docs/results.md).

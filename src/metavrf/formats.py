@@ -47,6 +47,8 @@ _FORMAT_1: dict[str, dict[str, Any]] = {
         "components": 1,
         "combs": 0,
         "guards": 0,
+        "rough": 0,
+        "candidates": 0,
         "moves": True,
         "evidence": "marginal",
         "noise": 1e-4,

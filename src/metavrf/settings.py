@@ -1,13 +1,14 @@
 """Settings are frozen dataclasses: defaults, ranges and help stand at the field, and nowhere else.
 
 A field is a ``bool``, ``str``, ``int``, ``float`` or ``Literal``, or one of them with a range: ``Count = 5``. A class
-whose fields must fit together has a method ``check``. This module imports no torch.
+whose fields must fit together has a method ``check``. A field that comes to a released class later says what files
+without it meant: ``wide: bool = added(True, before=False)``. This module imports no torch.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from metavrf.errors import UserError
@@ -40,6 +41,11 @@ Natural = Annotated[int, Range(least=0)]
 Positive = Annotated[float, Range(above=0)]
 NotNegative = Annotated[float, Range(least=0)]
 Share = Annotated[float, Range(least=0, below=1)]
+
+
+def added(default: Any, *, before: Any) -> Any:
+    """The default of a field that a released class did not have; ``before`` is what its older files meant."""
+    return field(default=default, metadata={"before": before})
 
 
 def check_settings(group: Any) -> None:

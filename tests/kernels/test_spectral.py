@@ -18,15 +18,16 @@ def features(points: int = SUPPORT + QUERY, tasks: int = TASKS) -> Tensor:
     return torch.randn(tasks, points, SIZE, generator=torch.Generator().manual_seed(2))
 
 
-def kernels(peaks: int = 2, combs: int = 0, tasks: int = TASKS) -> Spectral:
-    """Peaks and then combs, all different, and different for each task."""
+def kernels(peaks: int = 2, combs: int = 0, tasks: int = TASKS, *, rough: bool = False) -> Spectral:
+    """Peaks and then combs, all different, and different for each task; if ``rough``, the second peak is."""
     generator = torch.Generator().manual_seed(3)
     count = peaks + combs
     mean = 1.5 * torch.randn(count, tasks, SIZE, generator=generator)
     std = 0.2 + 0.5 * torch.rand(count, tasks, SIZE, generator=generator)
     amplitude, noise, log_prior = torch.rand(3, count, tasks, generator=generator)
     comb = 0.3 + 3 * torch.rand(combs, tasks, generator=generator) if combs else None
-    return Spectral(mean, std, amplitude, noise, log_prior, comb)
+    which = (torch.arange(count) == 1).unsqueeze(1).expand(-1, tasks) if rough else None
+    return Spectral(mean, std, amplitude, noise, log_prior, comb, which)
 
 
 def random_features(bases: int, samples: int = 1, seed: int = 0, feature_map: str = "sincos") -> RandomFeatures:
@@ -139,3 +140,47 @@ def test_the_kernel_of_new_points_with_the_support_is_that_of_the_gram_block() -
 def test_a_comb_cannot_be_drawn_with_phases() -> None:
     with pytest.raises(ValueError, match="pairs of sine and cosine"):
         random_features(8, feature_map="cosine").gram(features(), kernels(1, 1), SUPPORT)
+
+
+def test_a_rough_kernel_is_materns_of_smoothness_five_halves() -> None:
+    x, length = torch.linspace(-2, 2, 9, dtype=torch.double).reshape(1, 9, 1), 0.7
+    nothing = torch.zeros(1, 1)
+    std = torch.full((1, 1, 1), 1 / length, dtype=torch.double)
+    q = Spectral(torch.zeros(1, 1, 1), std, nothing, nothing, nothing, None, torch.ones(1, 1, dtype=torch.bool))
+    r = math.sqrt(5) * (x[0] - x[0].T).abs() / length
+    expected = (1 + r + r.square() / 3) * torch.exp(-r)
+    torch.testing.assert_close(Exact().gram(x, q, 9)[0, 0], expected)
+    torch.testing.assert_close(plain_gram(x, q, 9)[0, 0], expected)
+
+
+@pytest.mark.parametrize("combs", [0, 2])
+def test_rough_kernels_stand_beside_smooth_ones_and_have_the_plain_forms_gradient(combs: int) -> None:
+    z, q = features(), kernels(3, combs, rough=True)
+    smooth = Exact().gram(z, q._replace(rough=None), SUPPORT)
+    gram = Exact().gram(z, q, SUPPORT)
+    others = [number for number in range(3 + combs) if number != 1]
+    torch.testing.assert_close(gram[others], smooth[others])
+    assert not torch.allclose(gram[1], smooth[1])
+    inputs = [value.double().requires_grad_() for value in (z, q.mean, q.std)]
+    upstream = torch.randn(gram.shape, generator=torch.Generator().manual_seed(5), dtype=torch.double)
+    results = []
+    for form in (Exact().gram, plain_gram):
+        value = form(inputs[0], q._replace(mean=inputs[1], std=inputs[2]), SUPPORT)
+        torch.testing.assert_close(value, gram, rtol=0, atol=1e-6)
+        results.append(torch.autograd.grad((value * upstream).sum(), inputs))
+    for gradient, expected in zip(*results, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-7, atol=1e-7)
+
+
+def test_random_features_of_rough_kernels_converge_to_them() -> None:
+    z, q = features(), kernels(3, 1, rough=True)
+    exact = Exact().gram(z, q, SUPPORT)
+    drawn = random_features(16_384, samples=10).gram(z, q, SUPPORT).unflatten(0, (10, len(exact)))
+    assert (drawn - exact).square().mean((0, 2, 3, 4)).sqrt().max() < 0.02
+    assert (drawn.mean(0) - exact).abs().max() < 0.02
+
+
+def test_the_kernel_of_new_points_with_the_support_is_that_of_the_gram_block_for_rough_ones() -> None:
+    z, q = features(), kernels(2, 1, rough=True).at(slice(1, 2))
+    block = Exact().gram(z[1:2], q, SUPPORT)[:, 0, :, SUPPORT:]
+    torch.testing.assert_close(Exact().cross(z[1, SUPPORT:], z[1, :SUPPORT], q), block)

@@ -40,6 +40,8 @@ SETTINGS: list[dict[str, Any]] = [
     {},
     {"moves": False},
     {"combs": 2},
+    {"moves": False, "rough": 2},
+    {"moves": False, "rough": 2, "combs": 1, "candidates": 8},
     {"context": "lstm"},
     {"context": "bilstm", "context_inputs": "x"},
     {"unit_features": True},
@@ -91,7 +93,7 @@ def curves(*, length: int = 1, embedding: MLP | Raw | None = None, **settings: A
     defaults: dict[str, Any] = {"components": 6, "train_kernel": "exact", "context": "none", "context_inputs": "xy"}
     merged = MetaVRFSettings(**{**defaults, "noise": 0.1, "kl_weight": 0.0, **settings})
     if embedding is None:  # combs have high frequencies, to which the rounding of features would matter
-        embedding = Raw(1) if merged.combs else MLP((1, 12, FEATURES))
+        embedding = Raw(1) if merged.combs or merged.candidates else MLP((1, 12, FEATURES))
     model = MetaVRF(embedding, TaskSpec(stream=length), merged)
     model.initialise(sine(40, 6, seed=1))
     return vary(model).eval()
@@ -624,3 +626,50 @@ def test_targets_far_from_zero_are_answered_about_their_mean() -> None:
         assert isinstance(model.head, MixtureHead)
         assert model.head.level.item() == pytest.approx(far, abs=1.0)
         assert model.posterior(None, 1).amplitude.max() < 2.0
+
+
+# Kernels of a task's own
+
+
+def test_candidates_are_for_functions_whose_weights_are_not_carried() -> None:
+    with pytest.raises(UserError, match="candidates = 4 are kernels of one task"):
+        classes(candidates=4)
+    with pytest.raises(UserError, match="candidates = 4 are kernels of one task"):
+        curves(candidates=4, context="bayes", length=3)
+    with pytest.raises(UserError, match="beside --components of 2 or more"):
+        curves(candidates=4, components=1)
+
+
+def test_candidates_come_after_the_learned_kernels_and_repeat_themselves() -> None:
+    model = curves(candidates=8, moves=False)
+    q = model.infer(model.placed(model.embedded(sine()))[0])
+    assert q.mean.shape == (6 + 8, 5, 1)
+    assert q.comb is not None and q.comb.shape == (8, 5)
+    assert (q.std[6:] == 0).all()
+    assert not torch.equal(q.mean[6:, 0], q.mean[6:, 1])  # each task's own
+    assert torch.equal(q.mean[:6, 0], q.mean[:6, 1])
+
+
+def test_a_rough_kernels_weight_is_kept_from_falling_to_nothing() -> None:
+    model = curves(rough=2, moves=False)
+    assert isinstance(model.posterior, MixturePosterior)
+    with torch.no_grad():
+        model.posterior.scalars[2].zero_()
+        model.posterior.scalars[2, 4:] = -100.0
+    weights = model.posterior(None, 1).log_prior[:, 0].softmax(0)
+    assert (weights[4:] > 0.05 * weights[:4].mean()).all()
+
+
+def test_candidates_tell_a_period_that_no_learned_kernel_has() -> None:
+    process = family("gp-periodic")
+    episodes = process.sample(20, 25, 15, stream(3, "test"))
+    assert episodes.query_y is not None
+    density = []
+    for candidates in (0, 32):
+        settings = MetaVRFSettings(
+            components=8, train_kernel="exact", context="none", moves=False, noise=1e-3, candidates=candidates
+        )
+        model = MetaVRF(Raw(1), TaskSpec(), settings)
+        model.initialise(process.sample(50, 12, 5, stream(4, "train")))
+        density.append(model.predict(episodes).log_density(episodes.query_y).mean().item())
+    assert density[1] > density[0] + 0.5

@@ -22,9 +22,9 @@ from metavrf.tasks.oracles import (
     NoisyBayesLimit,
     Oracle,
     _cut_normal,
-    _stand_ins,
 )
 from metavrf.testing.settings import TEST_SEED
+from metavrf.thinning import stand_ins
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 MEAN_AMPLITUDE = (0.1 + 5) / 2
@@ -259,7 +259,7 @@ def test_a_cut_normal_has_the_moments_of_quadrature(mean: float, std: float) -> 
 def test_stand_ins_keep_what_is_heavy_and_stand_for_the_rest() -> None:
     log_weight = torch.randn(4, 5000, dtype=torch.double, generator=stream(0, "test"))
     log_weight[:, 17] = 12.0
-    index, log_share = _stand_ins(log_weight, 300)
+    index, log_share = stand_ins(log_weight, 300)
     assert (index == 17).any(1).all()
     weight = (log_weight.gather(1, index) - log_share).exp()
     total = log_weight.exp().sum(1)
@@ -336,6 +336,15 @@ def test_a_finer_grid_of_hyper_parameters_says_the_same(kind: type[GaussianProce
         for f in (1, 2)
     )
     assert abs((plain - finer).mean()) < 0.005
+
+
+def test_half_the_steps_in_length_scale_and_period_say_the_same() -> None:
+    groups = GaussianPeriodic().sample_groups(6, stream(1, "test"), 1)
+    plain, finer = (
+        torch.cat([log_density(GaussianProcessLimit((GaussianPeriodic(),), finer=f)(group), group) for group in groups])
+        for f in (1, 2)
+    )
+    assert abs((plain - finer).mean()) < 0.01
 
 
 def test_the_limit_finds_the_period() -> None:

@@ -8,13 +8,16 @@ One peak at μ cannot repeat itself with sharp corners. A *comb* has peaks at al
 
     k(z, z') = exp(κ(cos μᵀΔ - 1)) · exp(-½ ‖σ ⊙ Δ‖²),
 
-the periodic kernel, which fades over 1/σ. κ is how many harmonics count.
+the periodic kernel, which fades over 1/σ. κ is how many harmonics count. A *rough* kernel has heavier tails than a
+Gaussian: ω - μ is Student's t of 5 degrees of freedom, whose kernel is Matérn's of smoothness 5/2,
+
+    k(z, z') = cos(μᵀΔ) · (1 + r + r²/3)·e⁻ʳ,      r = √5·‖σ ⊙ Δ‖.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -23,6 +26,8 @@ from torch.autograd.function import once_differentiable
 
 from metavrf.kernels import ridge
 from metavrf.kernels.random_features import Draws, fourier_features
+
+TINY = 1e-24  # a square distance at which a rough kernel has a gradient
 
 
 class Spectral(NamedTuple):
@@ -35,6 +40,7 @@ class Spectral(NamedTuple):
         noise: ``[M, T]``, λ/a², the variance of the observations about it, in units of a².
         log_prior: ``[M, T]``, log π, up to a constant.
         comb: ``[P, T]``, κ of the last P kernels, which are combs; or None.
+        rough: ``[M, T]``, which kernels are rough, the same ones of every task; or None.
     """
 
     mean: Tensor
@@ -43,6 +49,7 @@ class Spectral(NamedTuple):
     noise: Tensor
     log_prior: Tensor
     comb: Tensor | None = None
+    rough: Tensor | None = None
 
     def repeated(self, times: int) -> Spectral:
         """The same kernels ``times`` over, for as many draws of bases."""
@@ -55,7 +62,24 @@ class Spectral(NamedTuple):
         combs = kernels[kernels >= peaks] - peaks
         comb = None if self.comb is None or not len(combs) else self.comb[combs]
         mean, std, amplitude, noise, log_prior = (value[kernels] for value in self[:5])
-        return Spectral(mean, std, amplitude, noise, log_prior, comb)
+        rough = None if self.rough is None else self.rough[kernels]
+        return Spectral(mean, std, amplitude, noise, log_prior, comb, rough)
+
+    def joined(self, more: Spectral) -> Spectral:
+        """These kernels, of which none is drawn several times, and ``more``, which are all combs."""
+        assert more.comb is not None
+        pairs = zip(self[:5], more[:5], strict=True)
+        mean, std, amplitude, noise, log_prior = (torch.cat(pair) for pair in pairs)
+        comb = more.comb if self.comb is None else torch.cat([self.comb, more.comb])
+        smooth = torch.zeros(more.comb.shape, dtype=torch.bool)
+        rough = None if self.rough is None else torch.cat([self.rough, smooth])
+        return Spectral(mean, std, amplitude, noise, log_prior, comb, rough)
+
+    def rough_ones(self) -> Tensor | None:
+        """The numbers of the rough kernels; None where there are none."""
+        if self.rough is None or not bool(self.rough.any()):
+            return None
+        return self.rough[:, 0].nonzero()[:, 0]
 
     def at(self, tasks: Tensor | slice) -> Spectral:
         """The kernels of some tasks."""
@@ -75,7 +99,7 @@ class Exact:
     def gram(self, z: Tensor, q: Spectral, support: int) -> Tensor:
         """See :class:`Kernel`. K is M. In double precision: λ may be far below what single precision resolves."""
         comb = None if q.comb is None else q.comb.double()
-        kernel: Tensor = _Gram.apply(z.double(), q.mean.double(), q.std.double(), comb, support)
+        kernel: Tensor = _Gram.apply(z.double(), q.mean.double(), q.std.double(), comb, support, q.rough_ones())
         return kernel
 
     def cross(self, z: Tensor, support: Tensor, q: Spectral) -> Tensor:
@@ -86,7 +110,7 @@ class Exact:
         if q.comb is not None:
             peaks = len(cosine) - len(q.comb)
             cosine = torch.cat([cosine[:peaks], torch.exp(q.comb.double() * (cosine[peaks:] - 1))])
-        return (cosine * torch.exp(-0.5 * distance)).unflatten(1, (len(support), -1))
+        return (cosine * _envelope(distance, q)).unflatten(1, (len(support), -1))
 
 
 def plain_gram(z: Tensor, q: Spectral, support: int) -> Tensor:
@@ -99,11 +123,23 @@ def plain_gram(z: Tensor, q: Spectral, support: int) -> Tensor:
         peaks = len(q.mean) - len(q.comb)
         combs = torch.exp(q.comb.double()[..., None, None] * (cosine[peaks:] - 1))
         cosine = torch.cat([cosine[:peaks], combs])
-    return cosine * torch.exp(-0.5 * distance)
+    return cosine * _envelope(distance, q)
+
+
+def _envelope(distance: Tensor, q: Spectral) -> Tensor:
+    """How each kernel fades, of ``distance [M, ...]`` = ‖σ ⊙ Δ‖²."""
+    envelope, rough = torch.exp(-0.5 * distance), q.rough_ones()
+    return envelope if rough is None else envelope.index_copy(0, rough, matern(distance[rough]))
+
+
+def matern(distance: Tensor) -> Tensor:
+    """Matérn's kernel of smoothness 5/2: (1 + r + r²/3)·e⁻ʳ with r = √(5·``distance``)."""
+    r = (5 * distance.clamp_min(TINY)).sqrt()
+    return (1 + r + r.square() / 3) * torch.exp(-r)
 
 
 class _Gram(torch.autograd.Function):
-    """cos(μᵀΔ)·exp(-½ ‖σ ⊙ Δ‖²), or of a comb exp(κ(cos μᵀΔ - 1) - ½ ‖σ ⊙ Δ‖²), ``[M, T, S, N]``.
+    """cos(μᵀΔ)·exp(-½ ‖σ ⊙ Δ‖²), or of a comb exp(κ(cos μᵀΔ - 1) - ½ ‖σ ⊙ Δ‖²), ``[M, T, S, N]``; some are rough.
 
     With u = σ ⊙ z, -½ ‖u - u'‖² = uᵀu' - ½ ‖u‖² - ½ ‖u'‖² is one product for all pairs; cosine and sine of μᵀΔ are
     products of waves. The gradient by hand passes less often over ``[M, T, S, N]`` than the one PyTorch derives.
@@ -111,7 +147,7 @@ class _Gram(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: PLR0917 - as autograd calls it
-        ctx: Any, z: Tensor, mean: Tensor, std: Tensor, comb: Tensor | None, support: int
+        ctx: Any, z: Tensor, mean: Tensor, std: Tensor, comb: Tensor | None, support: int, rough: Tensor | None
     ) -> Tensor:
         phase = (mean.transpose(0, 1) @ z.mT).transpose(0, 1).contiguous()  # μᵀz  [M, T, N]
         cos, sin = phase.cos(), phase.sin()
@@ -125,19 +161,27 @@ class _Gram(torch.autograd.Function):
         peaks = len(mean) - (0 if comb is None else len(comb))
         if comb is not None:
             envelope[peaks:] += comb[..., None, None] * (cosine[peaks:] - 1)
+        distance = None if rough is None else envelope[rough] * -2
         envelope.exp_()
+        slope = None
+        if rough is not None and distance is not None:
+            envelope[rough] = matern(distance)
+            r = (5 * distance.clamp_min(TINY)).sqrt()
+            slope = (1 + r).mul_(torch.exp(-r)).mul_(5 / 3).mul_(cosine[rough])  # -2·∂k/∂‖σ ⊙ Δ‖²
         kernel = envelope.clone() if comb is not None else envelope * cosine
         if comb is not None:
             kernel[:peaks] *= cosine[:peaks]
-        ctx.save_for_backward(z, mean, std, comb, u, cos, sin, envelope, cosine, kernel)
+        ctx.save_for_backward(z, mean, std, comb, u, cos, sin, envelope, cosine, kernel, rough, slope)
         return kernel
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None, None]:
-        z, mean, std, comb, u, cos, sin, envelope, cosine, kernel = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None, None, None]:
+        z, mean, std, comb, u, cos, sin, envelope, cosine, kernel, rough, slope = ctx.saved_tensors
         support = kernel.shape[2]
         by_log = gradient * kernel  # of the logarithm  [M, T, S, N]
+        if rough is not None:
+            by_log[rough] = gradient[rough] * slope
         by_cosine, of_comb = gradient * envelope, None
         if comb is not None:
             combs = slice(len(mean) - len(comb), None)
@@ -153,7 +197,7 @@ class _Gram(torch.autograd.Function):
         of_z = None
         if ctx.needs_input_grad[0]:
             of_z = torch.matmul(of_phase.permute(1, 2, 0), mean.transpose(0, 1)) + (of_u * std.unsqueeze(2)).sum(0)
-        return of_z, of_mean, of_std, of_comb, None
+        return of_z, of_mean, of_std, of_comb, None, None
 
 
 def _outer(a: Tensor, b: Tensor, c: Tensor, d: Tensor, support: int) -> Tensor:
@@ -174,6 +218,11 @@ class RandomFeatures:
 
     def features(self, z: Tensor, q: Spectral) -> Tensor:
         """φ ``[L·M, T, N, D]``."""
+        rough = q.rough_ones()
+        if rough is not None:
+            phi = self.features(z, q._replace(rough=None)).unflatten(0, (-1, len(q.mean)))
+            tailed = RandomFeatures(_tailed(self.draws)).features(z, q._replace(rough=None, comb=None).of(rough))
+            return phi.index_copy(1, rough, tailed.unflatten(0, (-1, len(rough)))).flatten(0, 1)
         kernels, tasks, _ = q.mean.shape
         if kernels == 1 and q.comb is None:
             return fourier_features(z, q.mean[0], q.std[0], self.draws)
@@ -200,6 +249,20 @@ class RandomFeatures:
         return phi.unflatten(1, (kernels, tasks)).flatten(0, 1)
 
 
+def _tailed(draws: Draws) -> Draws:
+    """ε as draws of Student's t: each basis divided by √(χ²/5), of strata of χ² with 5 degrees of freedom."""
+    from scipy.special import chdtri
+
+    squares = torch.from_numpy(chdtri(5, _strata(draws.epsilon.shape[-1]).numpy()))
+    return replace(draws, epsilon=draws.epsilon * (5 / squares).sqrt().to(draws.epsilon))
+
+
+def _strata(count: int) -> Tensor:
+    """Numbers in (0, 1), evenly spread, in a mixed-up order."""
+    golden = 0.5 * (math.sqrt(5) - 1)
+    return (torch.arange(count, dtype=torch.double) * golden + 0.5) % 1
+
+
 def _harmonics(kappa: Tensor, count: int) -> Tensor:
     """``count`` harmonics of each comb, ``[P, T, count]``: strata of their distribution, in a mixed-up order."""
     from scipy.special import ive
@@ -208,7 +271,5 @@ def _harmonics(kappa: Tensor, count: int) -> Tensor:
     orders = torch.arange(-highest, highest + 1)
     weights = torch.from_numpy(ive(orders.abs().numpy(), kappa.double().unsqueeze(-1).numpy()))
     share = weights.cumsum(-1) / weights.sum(-1, keepdim=True)
-    golden = 0.5 * (math.sqrt(5) - 1)
-    strata = (torch.arange(count, dtype=torch.double) * golden + 0.5) % 1
-    place = torch.searchsorted(share.contiguous(), strata.expand(*kappa.shape, -1).contiguous())
+    place = torch.searchsorted(share.contiguous(), _strata(count).expand(*kappa.shape, -1).contiguous())
     return orders[place.clamp_max(len(orders) - 1)]

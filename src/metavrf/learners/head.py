@@ -26,6 +26,7 @@ from metavrf.prediction import Prediction
 RIDGE_FLOOR = 1e-8  # λ runs to its lower bound on noise-free tasks; double precision carries this one
 NEGLIGIBLE = 1e-9  # weight of a kernel beside the best
 TAILS = (-2.0, 2.0, 3.0, 1.0, 1.0, -1.0)  # where MixtureHead.with_tails starts
+PLAIN_TAILS = (-1.0, 0.54, 2.0, -2.0, 2.5, -2.0)  # likewise, where noise leaves little to be off by: nearly one normal
 BAND_NODES = (1, 2, 3, 4, 5, 6, 8, 10, 14, 20, 30, 46)  # samples at which the band is calibrated
 VARIANCE_FLOOR = 1e-6  # of a predicted normal, as its likelihood counts it
 
@@ -200,10 +201,22 @@ class MixtureHead(nn.Module):
     band: Tensor
 
     def __init__(
-        self, components: int, features: int, *, targets: int | None, gamma: float, evidence: str = "marginal"
+        self,
+        components: int,
+        features: int,
+        *,
+        targets: int | None,
+        gamma: float,
+        evidence: str = "marginal",
+        tried: int = 0,
+        noisy: bool = False,
     ) -> None:
+        """``tried`` is how many kernels of a task's own come after the ``components`` learned ones.
+
+        ``noisy`` says that observations have noise to speak of: then likelihoods start with hardly any tails.
+        """
         super().__init__()
-        self.by_evidence = evidence
+        self.by_evidence, self.tried = evidence, tried
         if targets is None:
             self.log_gamma = nn.Parameter(torch.full((components, 1, 1, 1), math.log(gamma)))  # each its own
         else:
@@ -212,16 +225,25 @@ class MixtureHead(nn.Module):
             self.waves = nn.Parameter(torch.zeros(components, 1, 2, targets))
             self.tails = nn.Parameter(torch.zeros(6, 3))
             with torch.no_grad():
-                self.tails[:, 0] = torch.tensor(TAILS)
+                self.tails[:, 0] = torch.tensor(PLAIN_TAILS if noisy else TAILS)
             self.register_buffer("band", torch.full((len(BAND_NODES),), 0.9))
 
     def mean_function(self, z: Tensor, q: Spectral) -> Tensor:
         """m(x) of each kernel ``[K, T, N, p]``, of features ``z [T, N, d]``: linear in them, and a wave at its peak."""
         phase = torch.einsum("tnd,mtd->mtn", z, q.mean.to(z))
         wave = torch.stack([phase.cos(), phase.sin()], dim=-1)  # [K, T, N, 2]
-        times = len(wave) // len(self.waves)
-        waves = wave @ (self.waves if times == 1 else torch.cat([self.waves] * times))
-        return z @ self.slope + self.level + waves
+        own = self.own_waves()
+        times = len(wave) // len(own)
+        waves = wave @ (own if times == 1 else torch.cat([own] * times))
+        return self.line(z) + waves
+
+    def line(self, z: Tensor) -> Tensor:
+        """The part of m(x) that all kernels share, ``[T, N, p]``."""
+        return z @ self.slope + self.level
+
+    def own_waves(self) -> Tensor:
+        """Of each kernel; those of a task's own have none."""
+        return F.pad(self.waves, (0, 0) * 3 + (0, self.tried)) if self.tried else self.waves
 
     def fit(self, kernel: Tensor, q: Spectral, episodes: Episodes) -> ridge.Fit:
         """Solve for the support's targets under each of ``kernel [K, T, S, S + Q]``."""
@@ -304,7 +326,7 @@ class MixtureHead(nn.Module):
             gamma = self.log_gamma[kept, 0].exp()
             return MixtureSolution(q.of(kept), weights, support, gamma * solution, None, None, None)
         head = copy.deepcopy(self)  # what is folded neither changes with the learner nor keeps it alive
-        head.waves = nn.Parameter(self.waves[kept])
+        head.waves, head.tried = nn.Parameter(self.own_waves()[kept]), 0
         finish = functools.partial(head.finished, q=q.of(kept), weights=weights.unsqueeze(1), samples=len(support))
         return MixtureSolution(q.of(kept), weights, support, solution, root, noise[kept, 0], finish)
 

@@ -54,7 +54,7 @@ class Inference:
         q = self.kernels
         comb = None if q.comb is None else geometric(q.comb)
         kernels = Spectral(
-            spread(q.mean), geometric(q.std), geometric(q.amplitude), geometric(q.noise), q.log_prior, comb
+            spread(q.mean), geometric(q.std), geometric(q.amplitude), geometric(q.noise), q.log_prior, comb, q.rough
         )
         if self.log_weights is None:
             return Inference(kernels)

@@ -21,6 +21,7 @@ from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.kernels.mixing import log_weights
 from metavrf.kernels.ridge import Fit
+from metavrf.kernels.search import Combs, search
 from metavrf.kernels.spectral import Exact, Spectral
 from metavrf.learners.adapted import AdaptedMixture
 from metavrf.learners.head import MixtureHead
@@ -36,6 +37,7 @@ from metavrf.learners.kernel import (
 )
 from metavrf.learners.prototypical import nearest_prototype
 from metavrf.learners.start import spread
+from metavrf.nn.combs import CombPrior
 from metavrf.nn.inference import Carry, Context, Memory, Prior, TaskSummary, gaussian_kl
 from metavrf.nn.mixture import Mixture, MixturePosterior
 from metavrf.nn.mlp import GaussianMLP
@@ -44,6 +46,7 @@ from metavrf.settings import Count, Natural, NotNegative, Positive
 from metavrf.spec import TaskSpec
 
 NOTHING = Memory()
+NOISY = 1e-3  # noise in units of the amplitude, from which on it is the noise of observations
 
 
 @dataclass(frozen=True)
@@ -63,13 +66,19 @@ class MetaVRFSettings(KernelSettings):
     """How many of these kernels are combs: harmonics of one frequency, for functions that repeat themselves."""
     guards: Natural = 0
     """How many of these kernels are not learned: broad ones, with more noise, for tasks unlike any seen in training."""
+    rough: Natural = 0
+    """How many of these kernels are rough, Matérn's instead of Gaussian: for functions that bend sharply."""
+    candidates: Natural = 0
+    """Periodic kernels of each task's own, beside these: this many are kept of over a thousand that are tried, from
+    coarse to fine. For functions whose period matters to a thousandth."""
     moves: bool = True
     """Move the kernels by what a network infers from the support, beside weighing them (with 2 kernels or more)."""
     evidence: Literal["marginal", "leave-one-out"] = "marginal"
     """What weighs the kernels of classes: ridge regression's evidence, or how well each sample is predicted by the
     others (with 2 shots or more)."""
     noise: Positive = 1e-4
-    """Noise of each of many kernels at the start, in units of its amplitude; it is learned."""
+    """Noise of each of many kernels at the start, in units of its amplitude; it is learned. From 0.001 on, observations
+    are taken to be noisy: the likelihood starts with hardly any tails."""
     kl_weight: NotNegative = 1e-3
     """Weight of the KL divergence in the loss; 1 is the paper's."""
     prototype_weight: NotNegative = 0.0
@@ -77,11 +86,12 @@ class MetaVRFSettings(KernelSettings):
     samples are so far apart that the kernel has no gradient left. 0 is the paper's."""
 
     def check(self) -> None:
-        """Combs and guards must leave other kernels."""
+        """Combs, guards and rough kernels must leave others."""
         super().check()
-        if self.components > 1 and self.combs + self.guards >= self.components:
+        if self.components > 1 and self.combs + self.guards + self.rough >= self.components:
             raise UserError(
-                f"combs = {self.combs} and guards = {self.guards} leave no other of the {self.components} kernels"
+                f"combs = {self.combs}, guards = {self.guards} and rough = {self.rough} leave no other of the "
+                f"{self.components} kernels"
             )
         if self.context == "bayes" and self.components < 2:
             raise UserError("context = 'bayes' carries the weights of kernels on: it needs --components of 2 or more")
@@ -102,8 +112,26 @@ MANY_KERNELS: dict[str, Any] = {
     "train_shot": 2,
     "most_shot": 20,
 }
-GAUSSIAN_PROCESSES: dict[str, Any] = {"shot": 12, "batch": 16, "train_shot": 0, "most_shot": 0}  # sizes of their own
-COMBS: dict[str, Any] = {"components": 128, "combs": 64}
+GAUSSIAN_PROCESSES: dict[str, Any] = {  # tasks have sizes of their own
+    "shot": 12,
+    "batch": 16,
+    "train_shot": 0,
+    "most_shot": 0,
+    "noise": 1e-3,
+    "rough": 16,
+    "lr": 8e-3,
+    "iterations": 1500,
+    "validate_every": 500,
+    "validate_tasks": 500,
+}
+PERIODIC_TOO: dict[str, Any] = GAUSSIAN_PROCESSES | {
+    "batch": 8,
+    "guards": 6,
+    "rough": 26,
+    "candidates": 64,
+    "iterations": 1000,
+    "validate_tasks": 200,
+}
 SEQUENCE = 4  # tasks of a training batch of classes whose context is recurrent, each of as many fewer classes
 
 
@@ -136,8 +164,8 @@ class MetaVRF(KernelLearner):
         "omniglot": {"prototype_weight": 1.0},
         "gp-rbf": GAUSSIAN_PROCESSES,
         "gp-matern": GAUSSIAN_PROCESSES,
-        "gp-periodic": GAUSSIAN_PROCESSES | COMBS,
-        "gp-mixed": GAUSSIAN_PROCESSES | COMBS,
+        "gp-periodic": PERIODIC_TOO,
+        "gp-mixed": PERIODIC_TOO,
     }
     paper = {
         "all": PAPER
@@ -148,6 +176,8 @@ class MetaVRF(KernelLearner):
             "components": 1,
             "combs": 0,
             "guards": 0,
+            "rough": 0,
+            "candidates": 0,
             "kl_weight": 1.0,
             "prototype_weight": 0.0,
         }
@@ -177,10 +207,18 @@ class MetaVRF(KernelLearner):
             self.posterior: GaussianMLP | MixturePosterior = GaussianMLP(
                 self.context.size, features, features, alike=not labels
             )
-            self.carry = None
+            self.carry = self.combs = None
+            if settings.candidates:
+                raise UserError(f"candidates = {settings.candidates} are weighed beside --components of 2 or more")
             return
         self.head = MixtureHead(
-            settings.components, features, targets=targets, gamma=settings.gamma, evidence=settings.evidence
+            settings.components,
+            features,
+            targets=targets,
+            gamma=settings.gamma,
+            evidence=settings.evidence,
+            tried=settings.candidates,
+            noisy=settings.noise >= NOISY,
         )
         self.log_power = nn.Parameter(torch.zeros(()))  # log τ
         self.posterior = MixturePosterior(
@@ -189,12 +227,19 @@ class MetaVRF(KernelLearner):
             self.context.size if looks else 0,
             combs=settings.combs,
             guards=settings.guards,
+            rough=settings.rough,
             moves=settings.moves,
             noise=settings.noise,
         )
         carries = settings.context == "bayes" or (recurrent and stream > 1)
         self.carry = Carry(learned=recurrent) if carries else None
         self.components = settings.components
+        self.combs = CombPrior(features) if settings.candidates else None
+        if self.combs is not None and (targets is None or carries):
+            raise UserError(
+                f"candidates = {settings.candidates} are kernels of one task of a function: leave them out for classes "
+                "and where weights are carried from task to task"
+            )
 
     @classmethod
     def arranged(cls, config: Any, asked: Mapping[str, Any]) -> Any:
@@ -218,6 +263,9 @@ class MetaVRF(KernelLearner):
         super().initialise(episodes)
         if isinstance(self.posterior, MixturePosterior):
             spread(self, self.posterior, episodes)
+            omega = None if self.combs is None else self.even_phase(episodes)
+            if self.combs is not None and omega is not None:
+                self.combs.start_at(omega, float(episodes.support_y.square().mean()), self.settings.noise)
         elif episodes.way is None and self.settings.aligned and self.settings.context_inputs == "x":
             omega = self.even_phase(episodes)
             if omega is not None:
@@ -258,7 +306,20 @@ class MetaVRF(KernelLearner):
             mean, log_variance = self.posterior(h)
             return one_kernel(mean, torch.exp(0.5 * log_variance)), state, (mean, log_variance)
         mixture: Mixture = self.posterior(h, episodes.tasks)
-        return Spectral(*mixture[:6]), state, mixture.inferred
+        q = Spectral(*mixture[:7])
+        return q if self.combs is None else self._with_combs(q, episodes), state, mixture.inferred
+
+    def _with_combs(self, q: Spectral, episodes: Episodes) -> Spectral:
+        """The kernels, and after them the periodic ones that were found for each task; see ``kernels/search.py``.
+
+        Gradients reach what all tasks share of the latter, not their frequencies.
+        """
+        assert self.combs is not None and isinstance(self.head, MixtureHead)
+        combs = Combs(*self.combs(torch.logsumexp(q.log_prior[:, 0], 0)))
+        residual = (episodes.support_y - self.head.line(episodes.support_x)).double()
+        phase = (episodes.support_x @ self.combs.direction).double()  # [T, S]
+        kept = search(phase, residual, combs, self.settings.candidates)
+        return q.joined(combs.of(kept, self.combs.direction))
 
     def solve(
         self, episodes: Episodes, memory: Memory | None = None, generator: torch.Generator | None = None

@@ -19,6 +19,8 @@ from metavrf.nn.mixture import MixturePosterior
 CANDIDATES = torch.cat([torch.zeros(1), torch.logspace(-1, 1, 80)])
 WIDTHS = torch.logspace(-2, 0.5, 6)
 TEETH = torch.linspace(0.5, 50.0, 400)  # likewise, of combs
+ROUGH_WIDTHS = torch.logspace(-1.5, 1.0, 40)
+AMPLITUDES_APART = torch.tensor([0.05, 3.0])
 KAPPAS = torch.tensor([1.0, 4.0, 16.0, 64.0])
 TRIED_AT_ONCE = 100
 GUARD_WIDTHS = torch.tensor([30.0, 8.0, 3.0])
@@ -43,12 +45,17 @@ def spread(learner: KernelLearner, posterior: MixturePosterior, episodes: Episod
     if isinstance(learner.head, MixtureHead):
         learner.head.level.copy_(level)
     amplitude = max(float(episodes.support_y.square().mean()), SMALLEST_AMPLITUDE)
-    peaks = components - posterior.combs
+    peaks = components - posterior.combs - posterior.rough
     multiples, widths = torch.cartesian_prod(CANDIDATES, WIDTHS).unsqueeze(-1).unbind(1)  # [C, 1] each
     chosen = _chosen(learner, episodes, multiples * omega, widths.expand(-1, size) / math.sqrt(size), amplitude, peaks)
     between = (torch.arange(peaks) * GOLDEN % 1 - 0.5).unsqueeze(1) * (CANDIDATES[2] / CANDIDATES[1]).log()
     mean = multiples[chosen] * omega * between.exp()
     log_std = (widths[chosen] / math.sqrt(size)).log().expand(-1, size)
+    if posterior.rough:
+        widths = ROUGH_WIDTHS.unsqueeze(1).expand(-1, size) / math.sqrt(size)
+        still = torch.zeros_like(widths)
+        chosen = _chosen(learner, episodes, still, widths, amplitude, posterior.rough, rough=True)
+        mean, log_std = torch.cat([mean, still[chosen]]), torch.cat([log_std, widths[chosen].log()])
     if posterior.log_comb is not None:
         teeth, kappa = torch.cartesian_prod(TEETH, KAPPAS).unsqueeze(-1).unbind(1)
         faint = WIDTHS[:1].expand(len(teeth), size) / math.sqrt(size)
@@ -58,6 +65,9 @@ def spread(learner: KernelLearner, posterior: MixturePosterior, episodes: Episod
         log_std = torch.cat([log_std, faint[chosen].log()])
         posterior.log_comb.copy_(kappa[chosen, 0].log())
     posterior.start_at(mean, log_std, amplitude)
+    if posterior.rough:  # where functions differ that much, apart in amplitude too, with the same noise
+        apart = AMPLITUDES_APART.log()
+        posterior.scale_by(torch.lerp(apart[0], apart[1], torch.arange(components) * GOLDEN % 1))
     if posterior.guards:
         number = torch.arange(posterior.guards)
         width = GUARD_WIDTHS[number % len(GUARD_WIDTHS)].log() - 0.5 * math.log(size)
@@ -74,6 +84,8 @@ def _chosen(  # noqa: PLR0917
     amplitude: float,
     count: int,
     comb: Tensor | None = None,
+    *,
+    rough: bool = False,
 ) -> Tensor:
     """Which of candidate kernels ``[C, d]`` to start at: strata of their mean posterior weight on the tasks."""
     task = learner.placed(learner.embedded(episodes.asking(episodes.query_x[:, :1])))[0]
@@ -83,7 +95,7 @@ def _chosen(  # noqa: PLR0917
         scalar = torch.full((len(part), task.tasks), amplitude, dtype=torch.double)
         means, stds = (value[part].unsqueeze(1).expand(-1, task.tasks, -1) for value in (mean, std))
         kappa = None if comb is None else comb[part].expand(-1, task.tasks)
-        q = Spectral(means, stds, scalar, scalar, scalar, kappa)
+        q = Spectral(means, stds, scalar, scalar, scalar, kappa, torch.ones_like(scalar).bool() if rough else None)
         kernel = Exact().gram(z, q, task.support_x.shape[1])
         noise = torch.full_like(scalar, learner.settings.noise)
         evidence.append(solve(kernel, task.support_targets.double(), noise).log_evidence(scalar))

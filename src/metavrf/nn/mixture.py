@@ -13,6 +13,7 @@ from metavrf.nn.mlp import GaussianMLP
 MOVES_WIDTH = 128
 MOST_MOVED = 3.0  # a soft bound on the logarithms by which a kernel is scaled
 MOVED = ("mean", "std", "amplitude", "noise", "prior")
+LEAST_WEIGHT = 0.1
 PACE = (
     4.0  # amplitudes, noises and weights range over decades: their logarithms move this much faster than other weights
 )
@@ -27,6 +28,7 @@ class Mixture(NamedTuple):
     noise: Tensor
     log_prior: Tensor
     comb: Tensor | None
+    rough: Tensor | None
     inferred: tuple[Tensor, Tensor] | None
 
 
@@ -37,7 +39,8 @@ class MixturePosterior(nn.Module):
     the prior weight π_m(h). N(Δμ, Δσ²) is the paper's q(ω|h), one for all kernels; the scalars are each kernel's own.
     Everything inferred starts at nothing, so that the tasks start alike. With one kernel, and its shared part N(0, I),
     this is the paper. The first of the kernels are guards, which are not learned: broad ones with much noise, for tasks
-    unlike any seen.
+    unlike any seen. The last are combs, and those before them rough. The weight of a rough one does not fall below
+    ``LEAST_WEIGHT`` of an equal share: functions may be rougher than any seen.
     """
 
     guard_std: Tensor
@@ -51,12 +54,13 @@ class MixturePosterior(nn.Module):
         *,
         combs: int = 0,
         guards: int = 0,
+        rough: int = 0,
         moves: bool,
         noise: float,
     ) -> None:
         """``context`` is the size of h; 0 where nothing is inferred. ``moves`` is whether kernels are moved too."""
         super().__init__()
-        self.components, self.combs, self.guards = components, combs, guards
+        self.components, self.combs, self.guards, self.rough = components, combs, guards, rough
         learned = components - guards
         self.mean = nn.Parameter(torch.zeros(learned, features))
         self.log_std = nn.Parameter(torch.zeros(learned, features))
@@ -86,6 +90,12 @@ class MixturePosterior(nn.Module):
         self.scalars[0].fill_(math.log(amplitude) / PACE)
 
     @torch.no_grad()
+    def scale_by(self, log_amplitude: Tensor) -> None:
+        """Multiply the amplitudes a² of the learned kernels, not their noise, ``[M]``."""
+        self.scalars[0] += log_amplitude / PACE
+        self.scalars[1] -= log_amplitude / PACE
+
+    @torch.no_grad()
     def guard_by(self, log_std: Tensor, log_amplitude: Tensor, log_noise: Tensor) -> None:
         """Where the guards stand, for good: ``[G, d]``, ``[G]`` and ``[G]``."""
         self.guard_std.copy_(log_std)
@@ -99,6 +109,13 @@ class MixturePosterior(nn.Module):
         mean: Tensor = self.mean
         log_std: Tensor = self.log_std
         scalars = PACE * self.scalars
+        if self.rough:
+            first, last = len(mean) - self.combs - self.rough, len(mean) - self.combs
+            least = torch.logsumexp(scalars[2], 0) - math.log(len(mean)) + math.log(LEAST_WEIGHT)
+            log_prior = torch.cat(
+                [scalars[2, :first], torch.logaddexp(scalars[2, first:last], least), scalars[2, last:]]
+            )
+            scalars = torch.cat([scalars[:2], log_prior.unsqueeze(0)])
         if self.guards:
             alike = torch.logsumexp(scalars[2], 0) - math.log(self.components - self.guards)
             guards = torch.cat([self.guard_scalars, alike.expand(1, self.guards)])
@@ -134,5 +151,11 @@ class MixturePosterior(nn.Module):
             log_noise.exp(),
             log_prior,
             None if log_comb is None else log_comb.exp().expand(-1, tasks),
+            self._which_are_rough(tasks) if self.rough else None,
             inferred,
         )
+
+    def _which_are_rough(self, tasks: int) -> Tensor:
+        number = torch.arange(self.components).unsqueeze(1).expand(-1, tasks)
+        last = self.components - self.combs
+        return (number >= last - self.rough) & (number < last)

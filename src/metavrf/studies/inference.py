@@ -10,7 +10,7 @@ from typing import Any
 
 from metavrf.config import Config
 from metavrf.model import load
-from metavrf.studies.processes import fitted_process
+from metavrf.studies.processes import fitted_process, oracle_on
 from metavrf.studies.sine import train_apart
 from metavrf.testing.compare import limits
 from metavrf.testing.evaluate import evaluate
@@ -33,7 +33,7 @@ class Plan:
     tests: list[Options] = field(default_factory=list)
     """Options of :func:`metavrf.evaluate`, for every training; each may say ``only``, the names it is for."""
     limits: list[Options] = field(default_factory=list)
-    """Options of the family's limits on the same tasks, with ``task``."""
+    """Options of the family's limits on the same tasks, with ``task``; ``on`` another family's tasks, where given."""
     processes: list[Options] = field(default_factory=list)
     """Options of Gaussian processes fitted to each task alone."""
 
@@ -90,15 +90,16 @@ PLANS = {
     ),
     "neural-processes": Plan(
         "gp-rbf",
-        {"rbf": {"iterations": 1500, "validate_every": 500, "validate_tasks": 500}},
+        {"rbf": {}},
         [{"on": kind, "tasks": 1000} for kind in GP_KINDS],
         [{"task": kind, "shot": None, "tasks": 1000} for kind in GP_KINDS[:2]],
     ),
     "neural-processes-mixed": Plan(
         "gp-mixed",
-        {"mixed": {"iterations": 1000, "validate_every": 500, "validate_tasks": 200}},
+        {"mixed": {}},
         [{"on": kind, "tasks": 200} for kind in GP_KINDS],
-        [{"task": kind, "shot": None, "tasks": 200} for kind in GP_KINDS],
+        [{"task": kind, "shot": None, "tasks": 200} for kind in GP_KINDS]
+        + [{"task": "gp-mixed", "on": kind, "tasks": 200} for kind in GP_KINDS],
     ),
     "mixed": Plan(
         "mixed",
@@ -156,12 +157,18 @@ def run(
                 about = _about(config, model.result or {})
                 rows.append({"training": training, "train_seed": int(seed), "test": asked, **result} | about)
     known = [
-        {"limit": limit, "test": options, **evaluation.to_dict()}
+        {"limit": limit, "test": options, **figures}
         for options in plan.limits
-        for limit, evaluation in limits(**options).items()
+        for limit, figures in _limits(options).items()
     ]
     known += [{"limit": FITTED, "test": options, **fitted_process(**options)} for options in plan.processes]
     return rows, known
+
+
+def _limits(options: Options) -> dict[str, dict[str, Any]]:
+    if "on" in options:
+        return oracle_on(**options)
+    return {limit: evaluation.to_dict() for limit, evaluation in limits(**options).items()}
 
 
 def over_seeds(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Gaussian processes fitted to each task alone, by maximum likelihood: what one gets without meta-learning."""
+"""What learners of Gaussian-process draws stand beside: processes fitted to each task alone, and oracles."""
 
 from __future__ import annotations
 
@@ -12,12 +12,21 @@ from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.prediction import Prediction
+from metavrf.tasks.functions import family
 from metavrf.testing.evaluate import test_tasks
 from metavrf.testing.evaluation import evaluate_learner
 from metavrf.testing.limits import Known
+from metavrf.testing.limits import limits as known_limits
 from metavrf.testing.settings import TEST_SEED, EvalSettings
 
 RESTARTS = 2
+
+
+def oracle_on(task: str, on: str, tasks: int, seed: int = TEST_SEED) -> dict[str, dict[str, Any]]:
+    """The oracles of ``task`` on test tasks of another family: that of a mixture on one of its kinds."""
+    episodes = test_tasks(Config.of(on), None, EvalSettings(tasks=tasks, seed=seed))
+    known = known_limits(family(task))
+    return {name: evaluate_learner(limit, episodes, seed).to_dict() for name, limit in known.items()}
 
 
 def fitted_process(task: str, shot: int, tasks: int, seed: int = TEST_SEED) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.prediction import Prediction
+from metavrf.thinning import stand_ins
 
 if TYPE_CHECKING:
     from metavrf.tasks.families import GaussianProcess
@@ -283,30 +284,12 @@ class Found(NamedTuple):
 
     def thinned(self, count: int) -> Found:
         """At most ``count`` a task to stand for all, without those below ``FAINT`` times the heaviest of their task."""
-        index, log_share = _stand_ins(self.log_weight, count)
+        index, log_share = stand_ins(self.log_weight, count)
         found = Found(*(part.gather(1, index) for part in self))
         found = found._replace(log_weight=found.log_weight - log_share)
         log_weight, order = found.log_weight.sort(dim=1, descending=True)
         kept = int((log_weight - log_weight[:, :1] > math.log(FAINT)).sum(1).max())
         return Found(*(part.gather(1, order[:, :kept]) for part in found))
-
-
-def _stand_ins(log_weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Numbers ``[T, count]`` of some of N weights to stand for all, and the log of the share that each is of them.
-
-    Heavy ones are all taken, with share 1. Of the others every k-th is taken, counted by weight, and stands for its
-    neighbours; weights divided by shares have the same sum as before, up to rounding, and so has about any function.
-    """
-    count = min(count, log_weight.shape[1])
-    weight = log_weight.softmax(1) + 1e-12
-    ordered = weight.sort(dim=1, descending=True).values
-    rest = ordered.flip(1).cumsum(1).flip(1)[:, :count]  # of this weight and all lighter ones
-    places = count - torch.arange(count)
-    heavy = (places * ordered[:, :count] > rest).long().cumprod(1).sum(1, keepdim=True)  # how many are taken for sure
-    share = (weight * (count - heavy) / rest.gather(1, heavy)).clamp(max=1)
-    marks = (torch.arange(count, dtype=share.dtype) + 0.5).expand(len(share), -1)
-    index = torch.searchsorted(share.cumsum(1), marks.contiguous()).clamp(max=share.shape[1] - 1)
-    return index, share.gather(1, index).log()
 
 
 class GaussianProcessLimit:
@@ -319,9 +302,9 @@ class GaussianProcessLimit:
     the prior with 3 points, and a thousandth of l with 40. So they are found in stages. The first grid has 8 lengths
     and cells of f that are l / 20 wide. What the width w of a cell leaves open of a draw of output scale s counts as
     noise of variance s²·(2π·w / l)²·var(x) / 12, lest a coarse cell that holds a sharp peak be overlooked. Then 256
-    cells of each task stand for all (see :func:`_stand_ins`) and are split, three times, down to 32 lengths and
-    w = l / 1280. Twice as fine, this changes the log density of a point by about 0.001 on average, 0.013 in a task.
-    ``finer`` multiplies all of these numbers.
+    cells of each task stand for all (see :func:`metavrf.thinning.stand_ins`) and are split, three times, down to 32
+    lengths and w = l / 1280. Twice as fine, this changes the log density of a point by about 0.001 on average, 0.013 in
+    a task. ``finer`` multiplies all of these numbers.
     """
 
     LENGTHS, SCALES = 32, 16
@@ -358,7 +341,7 @@ class GaussianProcessLimit:
         log_share = torch.zeros(cells.length.shape[:2], dtype=torch.double)
         log_weight = self._weigh(number, cells, x, y)
         for lengths, turns in splits:
-            index, share = _stand_ins(self.CAUTION * log_weight.logsumexp(-1), self.CELLS * self.finer)
+            index, share = stand_ins(self.CAUTION * log_weight.logsumexp(-1), self.CELLS * self.finer)
             log_share = (log_share.gather(1, index) + share).repeat_interleave(lengths * turns, dim=1)
             cells = cells.take(index).split(lengths, turns)
             log_weight = self._weigh(number, cells, x, y) - log_share.unsqueeze(-1)
