@@ -17,6 +17,7 @@ from torch import Tensor
 
 from metavrf.episodes import Episodes
 from metavrf.kernels import ridge
+from metavrf.kernels.mixing import log_density, tailed, tailed_log_density
 from metavrf.kernels.random_features import _SineCosine
 from metavrf.kernels.spectral import Exact, RandomFeatures, Spectral, plain_gram
 from metavrf.learners.base import Learner
@@ -60,6 +61,7 @@ class Gradients:
             f"ridge, {ON_OMNIGLOT}": self.omniglot_ridge(),
             f"exact kernels, {ON_SINE}": exact_kernels(*self.sine_kernels[1:]),
             f"exact kernels, {ON_OMNIGLOT}": exact_kernels(*self.omniglot_kernel[1:]),
+            f"likelihood with tails, {ON_SINE}": self.sine_likelihood(),
         }
         for place, (phi, support) in {ON_SINE: on_sine, ON_OMNIGLOT: on_omniglot}.items():
             found[f"kernel of features, {place}"] = kernel_of_features(phi, support)
@@ -100,6 +102,25 @@ class Gradients:
             return fit.mean, fit.variance, fit.energy, fit.log_det
 
         return solved(leaves(kernel, targets, lam), outputs)
+
+    def sine_likelihood(self) -> Gradient:
+        """The loss of many kernels, each a normal with tails."""
+        learner, task, q = self.sine_kernels
+        assert isinstance(learner.head, MixtureHead)
+        assert task.query_y is not None
+        kernels, tasks, target = len(q.mean), task.tasks, task.query_y
+        with torch.no_grad():
+            fit = learner.head.fit(Exact().gram(samples(task), q, task.support_x.shape[1]), q, task)
+            weights = torch.zeros(kernels, tasks, dtype=torch.double).log_softmax(0)
+            variance = (fit.variance + learner.head.noise(q).unsqueeze(-1)).unsqueeze(-1).expand_as(fit.mean)
+            mean, variance, weights = leaves(fit.mean, variance, weights)
+            factors, shares = leaves(*learner.head.tails_at(fit.samples))
+        tails = (factors, shares)
+        return Gradient(
+            [mean, variance, weights, *tails],
+            lambda: [tailed_log_density(mean, variance, weights, tails, target)],
+            lambda: [log_density(*tailed(mean, variance, weights, tails), target)],
+        )
 
     def omniglot_ridge(self) -> Gradient:
         """Of one-hot targets, of which the loss sees the mean alone."""

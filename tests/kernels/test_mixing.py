@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
-from metavrf.kernels.mixing import log_density, log_weights, mix
+from metavrf.kernels.mixing import log_density, log_weights, mix, tailed, tailed_log_density
 
 K, T, Q = 4, 2, 3
 
@@ -78,3 +78,34 @@ def test_class_probabilities_are_averaged_by_weight() -> None:
     expected = (weights.exp()[..., None, None] * logits.softmax(-1)).sum(0)
     torch.testing.assert_close(mixed.exp(), expected)
     torch.testing.assert_close(mixed.exp().sum(-1), torch.ones(T, Q))
+
+
+def tails() -> tuple[Tensor, Tensor]:
+    return torch.tensor([-1.0, 0.5, 2.0]).double(), torch.randn(3).double().log_softmax(0)
+
+
+def test_normals_with_tails_are_as_dense_as_the_normals_they_are_made_of() -> None:
+    mean, variance, weights, _ = normals()
+    target, ends = torch.randn(T, Q, 1, dtype=torch.double), tails()
+    expected = log_density(*tailed(mean, variance, weights, ends), target)
+    torch.testing.assert_close(tailed_log_density(mean, variance, weights, ends, target), expected)
+
+
+def test_the_gradient_of_the_density_with_tails_is_right() -> None:
+    mean, variance, weights, _ = normals()
+    values = (mean, variance, weights, *tails(), torch.randn(T, Q, 1, dtype=torch.double))
+    inputs = [value.detach().double().requires_grad_() for value in values]
+
+    def density(*values: Tensor) -> Tensor:
+        mean, variance, weights, factors, shares, target = values
+        return tailed_log_density(mean, variance, weights, (factors, shares), target)
+
+    assert torch.autograd.gradcheck(density, inputs)
+
+
+def test_the_density_with_tails_is_finite_far_from_every_component() -> None:
+    mean, variance, weights, factors, shares = (value.detach().requires_grad_() for value in (*normals()[:3], *tails()))
+    far = torch.full((T, Q, 1), 1e6, dtype=torch.double)
+    density = tailed_log_density(mean, variance, weights, (factors, shares), far)
+    gradients = torch.autograd.grad(density.sum(), [mean, variance, weights, factors, shares])
+    assert all(bool(value.isfinite().all()) for value in (density, *gradients))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def log_weights(log_prior: Tensor, log_evidence: Tensor, power: Tensor | float = 1.0) -> Tensor:
@@ -44,3 +46,69 @@ def log_density(samples: Tensor, variance: Tensor, weights: Tensor, target: Tens
     """Log Σ w·N(target; mean, variance), ``[T, Q, p]``: the likelihood of the mixture, not of its moments."""
     log_normal = (target - samples).square() / variance + variance.log()
     return torch.logsumexp(weights[..., None, None] - 0.5 * log_normal, dim=0) - 0.5 * math.log(2 * math.pi)
+
+
+def tailed(
+    samples: Tensor, variance: Tensor, weights: Tensor, tails: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Each of K normals as J of the same mean: means, variances and log weights of J·K.
+
+    ``tails`` are the logarithms of what variances are multiplied by, and of how the weight is shared: ``[J]`` each.
+    """
+    log_factors, log_shares = tails
+    return (
+        torch.cat([samples] * len(log_factors)),
+        torch.cat([factor * variance for factor in log_factors.exp()]),
+        torch.cat([weights + share for share in log_shares]),
+    )
+
+
+def tailed_log_density(
+    samples: Tensor, variance: Tensor, weights: Tensor, tails: tuple[Tensor, Tensor], target: Tensor
+) -> Tensor:
+    """:func:`log_density` of :func:`tailed` normals, ``[T, Q, p]``, without forming them: what training asks for."""
+    density: Tensor = _TailedDensity.apply(samples, variance, weights, *tails, target)
+    return density
+
+
+class _TailedDensity(torch.autograd.Function):
+    """Log Σ_jk s_j·w_k·N(y; m_k, f_j·v_k): with r = (y - m)²/v its terms are log s + log w - ½(r/f + log f + log v).
+
+    The gradient is in the share ρ of each term in the sum, which the forward pass has.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - as autograd calls it
+        ctx: Any,
+        samples: Tensor,
+        variance: Tensor,
+        weights: Tensor,
+        log_factors: Tensor,
+        log_shares: Tensor,
+        target: Tensor,
+    ) -> Tensor:
+        log_factors, log_shares = (value.to(samples) for value in (log_factors, log_shares))
+        apart = target - samples
+        squares = apart.square().div_(variance)
+        alike = torch.sub(weights[..., None, None], variance.log(), alpha=0.5)
+        slopes, levels = -0.5 * torch.exp(-log_factors), log_shares - 0.5 * log_factors
+        terms = torch.outer(slopes, squares.flatten()).unflatten(1, squares.shape)  # [J, K, T, Q, p]
+        terms.add_(alike).add_(levels[:, None, None, None, None])
+        most = terms.amax((0, 1))
+        total = terms.sub_(most).exp_().sum((0, 1))
+        ctx.save_for_backward(terms, total, squares, apart, variance, slopes)
+        return total.log().add_(most).sub_(0.5 * math.log(2 * math.pi))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        terms, total, squares, apart, variance, slopes = ctx.saved_tensors
+        share = (terms * (gradient / total)).flatten(1)  # ρ  [J, K·T·Q·p]
+        both = torch.stack([slopes, torch.ones_like(slopes)]) @ share
+        by_squares, by_term = both.unflatten(1, squares.shape)
+        of_shares = share.sum(1)
+        of_factors = -(slopes * (share @ squares.flatten()) + 0.5 * of_shares)
+        of_samples = (by_squares * apart).mul_(-2).div_(variance)
+        of_variance = torch.addcmul(0.5 * by_term, by_squares, squares).neg_().div_(variance)
+        of_target = -of_samples.sum(0) if ctx.needs_input_grad[5] else None
+        return of_samples, of_variance, by_term.sum((2, 3)), of_factors, of_shares, of_target

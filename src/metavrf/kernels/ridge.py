@@ -211,8 +211,8 @@ class _Solve(torch.autograd.Function):
     """K̃ᵀP Y, the diagonal of K̃ᵀP K̃, that of YᵀP Y, and log|P⁻¹|, for P = (K + λI)⁻¹ = (LLᵀ)⁻¹.
 
     With W = L⁻¹[K̃ | Y] they are products of W with itself, and the determinant is in the diagonal of L. The gradient
-    follows from dP = -P·dK·P and d log|P⁻¹| = tr(P·dK) with one more solve, X = P[K̃ | Y] = L⁻ᵀW; written by hand it is
-    a dozen operations on small matrices.
+    follows from dP = -P·dK·P and d log|P⁻¹| = tr(P·dK) with X = P[K̃ | Y]; written by hand it is a dozen operations on
+    small matrices.
     """
 
     @staticmethod
@@ -222,7 +222,7 @@ class _Solve(torch.autograd.Function):
         factor = _cholesky(gram, lam)
         right = torch.cat([cross, targets.expand(*cross.shape[:-1], -1)], dim=-1)
         white = torch.linalg.solve_triangular(factor, right, upper=False)  # W
-        ctx.save_for_backward(factor, white, targets, lam)
+        ctx.save_for_backward(factor, right, targets, lam)
         squares = white.square().sum(-2)
         of_queries, of_targets = white.split([queries, white.shape[-1] - queries], dim=-1)
         log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1).mul_(2)
@@ -234,21 +234,23 @@ class _Solve(torch.autograd.Function):
     def backward(
         ctx: Any, mean: Tensor | None, explained: Tensor | None, energy: Tensor | None, log_det: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        factor, white, targets, lam = ctx.saved_tensors
+        factor, right, targets, lam = ctx.saved_tensors
         outputs = targets.shape[-1]
-        queries = white.shape[-1] - outputs
-        mean = white.new_zeros(*white.shape[:-2], queries, outputs) if mean is None else mean
-        explained = white.new_zeros(*white.shape[:-2], queries) if explained is None else explained
-        energy = white.new_zeros(*white.shape[:-2], outputs) if energy is None else energy
-        solved = torch.linalg.solve_triangular(factor.mT, white, upper=True)  # X = [A | α]
+        queries = right.shape[-1] - outputs
+        mean = right.new_zeros(*right.shape[:-2], queries, outputs) if mean is None else mean
+        explained = right.new_zeros(*right.shape[:-2], queries) if explained is None else explained
+        energy = right.new_zeros(*right.shape[:-2], outputs) if energy is None else energy
+        inverse = torch.cholesky_inverse(factor)  # P
+        solved = inverse @ right  # X = [A | α]
         to_queries, to_targets = solved.split([queries, outputs], dim=-1)
-        by_mean = torch.cat([to_targets @ mean.mT, to_queries @ mean], dim=-1)
+        outer = to_targets * mean.mT if outputs == 1 else to_targets @ mean.mT  # batched products are slow for one
+        by_mean = torch.cat([outer, to_queries @ mean], dim=-1)
         squares = solved * torch.cat([explained, energy], dim=-1).unsqueeze(-2)
         right = torch.add(by_mean, squares, alpha=2)  # of [K̃ | Y]
         squares[..., queries:] += by_mean[..., queries:]
         gram = -(squares @ solved.mT)  # of K
         if log_det is not None:
-            gram += log_det[..., None, None] * torch.cholesky_inverse(factor)
+            gram += log_det[..., None, None] * inverse
         kernel = torch.cat([gram, right[..., :queries]], dim=-1)
         of_lam = gram.diagonal(dim1=-2, dim2=-1).sum(-1).sum_to_size(lam.shape)
         return kernel, right[..., queries:].sum_to_size(targets.shape), of_lam

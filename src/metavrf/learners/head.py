@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from metavrf.episodes import Episodes
 from metavrf.kernels import ridge
-from metavrf.kernels.mixing import log_density, mix
+from metavrf.kernels.mixing import log_density, mix, tailed, tailed_log_density
 from metavrf.kernels.spectral import Spectral
 from metavrf.learners.adapted import Explicit, MixtureSolution
 from metavrf.prediction import Prediction
@@ -245,11 +245,22 @@ class MixtureHead(nn.Module):
         """Of each kernel; those of a task's own have none."""
         return F.pad(self.waves, (0, 0) * 3 + (0, self.tried)) if self.tried else self.waves
 
-    def fit(self, kernel: Tensor, q: Spectral, episodes: Episodes) -> ridge.Fit:
-        """Solve for the support's targets under each of ``kernel [K, T, S, S + Q]``."""
+    def mean_functions(self, q: Spectral, episodes: Episodes) -> tuple[Tensor | None, Tensor | None]:
+        """:meth:`mean_function` of the support and of the queries, in one go; None for classes."""
+        if episodes.way is not None:
+            return None, None
+        mean = self.mean_function(torch.cat([episodes.support_x, episodes.query_x], dim=1), q)
+        support, queries = mean.split([episodes.support_x.shape[1], episodes.query_x.shape[1]], dim=2)
+        return support, queries
+
+    def fit(self, kernel: Tensor, q: Spectral, episodes: Episodes, at_support: Tensor | None = None) -> ridge.Fit:
+        """Solve for the support's targets under each of ``kernel [K, T, S, S + Q]``.
+
+        ``at_support`` is the mean function there, if it is known.
+        """
         kernel, targets = weighed(kernel.double(), episodes)
         if episodes.way is None:
-            targets = targets - self.mean_function(episodes.support_x, q)
+            targets = targets - (self.mean_function(episodes.support_x, q) if at_support is None else at_support)
         return ridge.solve(kernel, targets, self.noise(q))
 
     def scaled(self, fit: Tensor) -> Tensor:
@@ -277,13 +288,20 @@ class MixtureHead(nn.Module):
             .sum(-1)
         )
 
-    def predict(self, fit: ridge.Fit, q: Spectral, weights: Tensor, episodes: Episodes) -> Prediction:
-        """The mixture under log ``weights [K, T]``."""
+    def predict(
+        self, fit: ridge.Fit, q: Spectral, weights: Tensor, episodes: Episodes, at_queries: Tensor | None = None
+    ) -> Prediction:
+        """The mixture under log ``weights [K, T]``; ``at_queries`` is the mean function there, if it is known."""
         if episodes.way is not None:
             return of_logits(self.scaled(fit.mean).float(), episodes, weights.float())
-        mean = fit.mean + self.mean_function(episodes.query_x, q)
+        mean = fit.mean + (self.mean_function(episodes.query_x, q) if at_queries is None else at_queries)
         variance = (q.amplitude.unsqueeze(-1) * (fit.variance + self.noise(q).unsqueeze(-1))).unsqueeze(-1)
-        mean, variance, weights = self.with_tails(mean, variance.expand_as(mean), weights, fit.samples)
+        variance = variance.expand_as(mean)
+        if self.training and episodes.query_y is not None:  # the loss is all that is asked for
+            nll = -tailed_log_density(mean, variance, weights, self.tails_at(fit.samples), episodes.query_y).mean()
+            together = (weights.detach().exp()[..., None, None] * mean.detach()).sum(0).float()
+            return Prediction(together, mean.detach(), loss=nll, terms={"nll": nll}, log_weights=weights)
+        mean, variance, weights = self.with_tails(mean, variance, weights, fit.samples)
         return replace(of_normals(mean, variance, episodes, weights), band90=self.band90(fit.samples))
 
     def band90(self, samples: int) -> float:
@@ -299,15 +317,13 @@ class MixtureHead(nn.Module):
         allow for the rare one that fits no kernel well. How wide and how often depends on the number of samples (a
         parabola in its logarithm), and is learned.
         """
+        return tailed(mean, variance, weights, self.tails_at(samples))
+
+    def tails_at(self, samples: int) -> tuple[Tensor, Tensor]:
+        """The logarithms of the three factors of the variance, and of their shares."""
         log_samples = math.log(samples)
         terms = self.tails @ self.tails.new_tensor([1.0, log_samples, log_samples**2])  # [6]
-        factors = torch.cat([terms[:1], F.softplus(terms[1:3])]).cumsum(0).exp()
-        log_shares = torch.log_softmax(terms[3:], dim=0)
-        return (
-            torch.cat([mean] * len(factors)),
-            torch.cat([factor * variance for factor in factors]),
-            torch.cat([weights + share for share in log_shares]),
-        )
+        return torch.cat([terms[:1], F.softplus(terms[1:3])]).cumsum(0), torch.log_softmax(terms[3:], dim=0)
 
     def solution(self, gram: Tensor, q: Spectral, weights: Tensor, episodes: Episodes) -> MixtureSolution:
         """One task solved under the kernels that count, ``gram [M, 1, S, S]`` and log ``weights [M, 1]``."""

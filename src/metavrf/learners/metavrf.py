@@ -143,6 +143,7 @@ class Weighed(NamedTuple):
         kernels: repeated where bases were drawn several times.
         fit: ridge regression under each.
         log_weights: ``[K, T]``.
+        at_queries: the mean function there ``[K, T, Q, p]``; None for classes.
         memory: after these tasks.
     """
 
@@ -150,6 +151,7 @@ class Weighed(NamedTuple):
     kernels: Spectral
     fit: Fit
     log_weights: Tensor
+    at_queries: Tensor | None
     memory: Memory
 
 
@@ -334,7 +336,8 @@ class MetaVRF(KernelLearner):
         q, state, inferred = self._infer(episodes, memory)  # 2, 3, 4: q(ω|h)
         if isinstance(self.head, MixtureHead):
             found = self._weigh(episodes, q, state, memory, generator)
-            prediction, state = self.head.predict(found.fit, found.kernels, found.log_weights, episodes), found.memory
+            prediction = self.head.predict(found.fit, found.kernels, found.log_weights, episodes, found.at_queries)
+            state = found.memory
         else:
             prediction = self.regress(episodes, q, generator)  # 6, 7, 8
         prediction = replace(prediction, memory=state)
@@ -362,13 +365,14 @@ class MetaVRF(KernelLearner):
         """Steps 6 to 8 under each kernel, and Bayes' rule over them: w ∝ π(h)·p(Y_S|X_S, kernel)^τ."""
         assert isinstance(self.head, MixtureHead)
         kernel, q = self._gram(episodes, q, generator)
-        fit = self.head.fit(kernel, q, episodes)
+        at_support, at_queries = self.head.mean_functions(q, episodes)
+        fit = self.head.fit(kernel, q, episodes, at_support)
         evidence = self.log_power.exp() * self.head.evidence(fit, q, kernel, episodes)
         log_prior = q.log_prior
         if self.carry is not None and (episodes.stream > 1 or not self.training):
             carried, after = self.carry(evidence, memory, episodes.stream)
             log_prior, state = log_prior + carried, state._replace(evidence=after)
-        return Weighed(kernel, q, fit, log_weights(log_prior, evidence), state)
+        return Weighed(kernel, q, fit, log_weights(log_prior, evidence), at_queries, state)
 
     def _gram(self, episodes: Episodes, q: Spectral, generator: torch.Generator | None) -> tuple[Tensor, Spectral]:
         """K | K̃ ``[K, T, S, S + Q]``, and the kernels repeated where bases were drawn several times."""

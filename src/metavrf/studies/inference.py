@@ -18,7 +18,7 @@ from metavrf.testing.evaluate import evaluate
 Options = dict[str, Any]
 BANDS = (2, 3, 4, 5, 6, 8, 10, 12, 15, 20)
 GP_KINDS = ("gp-rbf", "gp-matern", "gp-periodic")
-STREAM: Options = {"stream": 10, "batch": 30, "shot": 3, "train_shot": 2, "most_shot": 6, "iterations": 2000}
+STREAM: Options = {"stream": 10, "batch": 30, "shot": 3, "train_shot": 2, "most_shot": 6, "iterations": 4000}
 FITTED = "a Gaussian process per task, the better of RBF and RBF × periodic"
 ONE_SHOT: Options = {"train_shot": 0, "most_shot": 0}
 
