@@ -142,7 +142,7 @@ def test_data_lists_every_set_with_what_is_missing(
     ("options", "message"),
     [
         (["--way", "40"], "way=40 exceeds the 3 classes"),
-        (["--shot", "7"], "need 10 samples a class"),
+        (["--shot", "7"], "need 10 samples per class"),
         (["--embedding", "conv5", "--image-size", "16"], "too small for 5 blocks"),
         (["--context", "bayes"], "it needs --components of 2 or more"),
         (["--dropout", "1"], "must be less than 1"),

@@ -246,7 +246,7 @@ def test_each_learner_has_its_own_settings() -> None:
     assert Config.of("omniglot", "maml").model.inner_steps == 1
     for learner, setting in (("maml", "context"), ("prototypical", "bases"), ("metavrf", "inner_lr")):
         with pytest.raises(UserError, match=f"no setting '{setting}' of omniglot with {learner}"):
-            Config.of("omniglot", learner, **{setting: 1})
+            Config.of("omniglot", learner).with_options(**{setting: 1})
 
 
 def test_a_range_of_shots_must_not_end_before_it_starts() -> None:

@@ -250,7 +250,7 @@ def test_a_learner_of_ones_own_takes_under_forty_lines(
 
 
 def test_a_name_that_is_taken_is_refused() -> None:
-    class Other(LEARNERS["rff"]):  # type: ignore[misc]
+    class Other(metavrf.RFF):
         pass
 
     with pytest.raises(UserError, match="there is a learner 'rff' already"):

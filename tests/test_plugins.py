@@ -112,8 +112,8 @@ def forgotten() -> Iterator[None]:
     """What a test adds is gone after it."""
     yield
     for registry in (LEARNERS, EMBEDDINGS, DATASETS, FAMILIES):
-        for name in list(registry):  # type: ignore[attr-defined]
-            registry.remove(name)  # type: ignore[attr-defined]
+        for name in list(registry):
+            registry.remove(name)
 
 
 def plugin(tmp_path: Path, code: str) -> str:

@@ -44,8 +44,9 @@ def test_an_unknown_option_is_named_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("tasks", 1), ("shot", 0), ("stream", 0), ("batch", 0), ("bases", 0)])
 def test_numbers_that_cannot_be_are_refused(name: str, value: int) -> None:
+    options: dict[str, Any] = {"tasks": 2, name: value}
     with pytest.raises(UserError, match=f"{name} ?=.*{value}"):
-        metavrf.evaluate("sine", **{"tasks": 2, name: value})
+        metavrf.evaluate("sine", **options)
 
 
 def test_the_shell_has_the_options_of_python(capsys: pytest.CaptureFixture[str]) -> None:

@@ -181,10 +181,10 @@ def _whole(kind: Any, values: Mapping[str, Any], where: str) -> Any:
     before = {item.name: item.metadata["before"] for item in fields(kind) if "before" in item.metadata}
     if missing := known - values.keys() - before.keys():
         raise KeyError(f"{where}.{sorted(missing)[0]} is missing")
-    return kind(**before | values)
+    return kind(**{**before, **values})
 
 
-# Where configurations start, by the kind of task: what validated best on a plain CPU (docs/results.md).
+# Where configurations start, by the kind of task: what validated best on a plain CPU (docs/data.md).
 _KINDS: dict[str, dict[str, Any]] = {
     "functions": {"embedding": "mlp", "threads": 1},  # several threads make small steps crawl
     "classes": {  # hard training tasks of many classes, one per step

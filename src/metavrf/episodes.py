@@ -102,7 +102,7 @@ class Episodes:
 
     @property
     def shot(self) -> float:
-        """Support samples a class, or samples a task for regression; a fraction where shots are unequal."""
+        """Support samples per class, or per task for regression; a fraction where shots are unequal."""
         return self.support_x.shape[1] / (self.way or 1)
 
     @property

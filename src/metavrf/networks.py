@@ -27,7 +27,7 @@ NETWORK = "efficientnet-lite0"
 def picture_features(name: str, pictures: Sequence[Image.Image]) -> Tensor:
     """Features ``[N, d]`` of pictures of any size and mode, as a model on ready features takes them.
 
-    ``name`` is the model's ``Description.embedder``, such as "efficientnet-lite0@160": the network and the side to
+    ``name`` is the model's ``TaskSpec.embedder``, such as "efficientnet-lite0@160": the network and the side to
     which it resizes. Pictures are turned upright and cut to the square in their middle. Needs the extra 'deep'.
     """
     if not pictures:
@@ -38,7 +38,7 @@ def picture_features(name: str, pictures: Sequence[Image.Image]) -> Tensor:
 
 
 def picture_network(name: str) -> EfficientNetLite0:
-    """The network of a model's ``Description.embedder``."""
+    """The network of a model's ``TaskSpec.embedder``."""
     by, _, resolution = name.partition("@")
     if by != NETWORK or not resolution.isdecimal() or int(resolution) < 1:
         raise UserError(f"{name!r} is no known network that makes features of pictures: it must be {NETWORK}@PIXELS")

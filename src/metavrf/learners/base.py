@@ -19,6 +19,7 @@ from metavrf.nn.embeddings import Embedding, Ready
 from metavrf.nn.mlp import Raw
 from metavrf.prediction import Prediction
 from metavrf.protocol import INDUCTIVE, Protocol, Statistics
+from metavrf.randomness import stream
 from metavrf.settings import EpisodeSettings, check_settings
 from metavrf.spec import TaskSpec
 
@@ -88,6 +89,13 @@ class Learner(nn.Module, ABC):
         self.settings = self.Settings() if settings is None else settings
         check_settings(self.settings)
         self.register_buffer("temperature", torch.ones(()))
+        self.setup(stream(0, "bases") if generator is None else generator)
+
+    def setup(self, generator: torch.Generator) -> None:
+        """Make what the learner has beside its embedding; ``generator`` is for what it draws once and keeps.
+
+        ``self.embedding``, ``self.spec`` and ``self.settings`` are there already.
+        """
 
     @classmethod
     def arranged(cls, config: Any, asked: Mapping[str, Any]) -> Any:

@@ -20,15 +20,13 @@ from metavrf.learners.head import MixtureHead, RidgeHead
 from metavrf.learners.inferred import Inference
 from metavrf.nn.inference import Memory
 from metavrf.prediction import Prediction
-from metavrf.randomness import stream
 from metavrf.settings import Count, Natural, NotNegative, Positive
-from metavrf.spec import TaskSpec
 
 PHASES_APART = 2.0  # of two samples on average, where the bases of functions start: see KernelLearner.even_phase
 START_LOG_VARIANCE = -2.0
 
 
-# Where settings of kernel methods start, by the kind of task: chosen on validation classes (docs/results.md).
+# Where settings of kernel methods start, by the kind of task: chosen on validation classes (docs/data.md).
 CLASSES: dict[str, Any] = {"gamma": 10.0, "ridge": 0.1, "distance": 2.0, "draw": "fixed"}
 PHOTOGRAPHS: dict[str, Any] = {"distance": 1.0}
 KERNEL_PRESETS: dict[str, dict[str, Any]] = {
@@ -107,18 +105,10 @@ class KernelLearner(Learner):
     Settings = KernelSettings
     settings: Any
 
-    def __init__(
-        self,
-        embedding: Any,
-        spec: TaskSpec | None = None,
-        settings: KernelSettings | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> None:
+    def setup(self, generator: torch.Generator) -> None:
         """``generator`` draws ε and b."""
-        super().__init__(embedding, spec, settings)
         settings = self.settings
-        self.features: int = embedding.features
+        self.features: int = int(self.embedding.features)  # type: ignore[arg-type]
         self.log_length = nn.Parameter(torch.zeros(()))
         unit_norm = settings.feature_map == "sincos" or settings.train_kernel == "exact"
         self.head = RidgeHead(
@@ -128,7 +118,7 @@ class KernelLearner(Learner):
             self.register_buffer("epsilon", None)
             self.register_buffer("phase", None)
         else:
-            self.redraw(stream(0, "bases") if generator is None else generator)
+            self.redraw(generator)
 
     def redraw(self, generator: torch.Generator, bases: int | None = None, samples: int | None = None) -> None:
         """Draw the stored ε and b anew; any number of bases D and posterior samples L can be asked for."""
@@ -206,7 +196,7 @@ class KernelLearner(Learner):
         return self.regress(episodes, self.infer(episodes), generator)
 
     def regress(self, episodes: Episodes, q: Spectral, generator: torch.Generator | None) -> Prediction:
-        """Steps 6 to 8 on rescaled features with one kernel a task: bases, kernel, ridge."""
+        """Steps 6 to 8 on rescaled features with one kernel per task: bases, kernel, ridge."""
         assert not isinstance(self.head, MixtureHead)
         z = torch.cat([episodes.support_x, episodes.query_x], dim=1)
         kernel = self.kernel(generator)

@@ -25,7 +25,6 @@ from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import of_logits, of_normals
 from metavrf.protocol import INDUCTIVE, Protocol
 from metavrf.settings import Count, EpisodeSettings, Natural, Positive
-from metavrf.spec import TaskSpec
 
 Weights = dict[str, Tensor]
 
@@ -75,15 +74,9 @@ class MAML(Learner):
         "omniglot": {"batch": 32, "channels": 64, "inner_lr": 0.4, "inner_steps": 1, "test_inner_steps": 3},
     }
 
-    def __init__(
-        self,
-        embedding: Any,
-        spec: TaskSpec | None = None,
-        settings: InnerLoop | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(embedding.to(memory_format=torch.contiguous_format), spec, settings)
+    def setup(self, generator: torch.Generator) -> None:
+        """See :meth:`Learner.setup`."""
+        embedding: Any = self.embedding.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         embedding.channels_last = False
         self.regression = self.spec.regression
         self.outputs = self.spec.targets or self.spec.way

@@ -19,7 +19,6 @@ from metavrf.episodes import Episodes
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import of_logits
 from metavrf.settings import Positive
-from metavrf.spec import TaskSpec
 
 
 @dataclass(frozen=True)
@@ -39,15 +38,8 @@ class Matching(Learner):
     presets = {"classes": {"gamma": 10.0}}
     paper = {"classes": {"lr": 1e-3, "gamma": 1.0, "batch": 1, "dropout": 0.0}}
 
-    def __init__(
-        self,
-        embedding: nn.Module | None = None,
-        spec: TaskSpec | None = None,
-        settings: MatchingSettings | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(embedding, spec, settings)
+    def setup(self, generator: torch.Generator) -> None:
+        """See :meth:`Learner.setup`."""
         self.log_gamma = nn.Parameter(torch.tensor(math.log(self.settings.gamma)))
 
     def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:

@@ -6,13 +6,10 @@ and length of the inner step are learned, and a single one suffices.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from metavrf.learners.maml import CLASSES, MAML, PHOTOGRAPHS, InnerLoop
-from metavrf.spec import TaskSpec
+from metavrf.learners.maml import CLASSES, MAML, PHOTOGRAPHS
 
 
 class MetaSGD(MAML):
@@ -27,15 +24,9 @@ class MetaSGD(MAML):
         "omniglot": {"batch": 32, "channels": 64},
     }
 
-    def __init__(
-        self,
-        embedding: Any,
-        spec: TaskSpec | None = None,
-        settings: InnerLoop | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(embedding, spec, settings)
+    def setup(self, generator: torch.Generator) -> None:
+        """See :meth:`Learner.setup`."""
+        super().setup(generator)
         low, high = 0.05 * self.settings.inner_lr, self.settings.inner_lr
         self.rates = nn.ParameterDict(
             {_key(name): nn.Parameter(torch.empty_like(w).uniform_(low, high)) for name, w in self.start().items()}

@@ -43,7 +43,6 @@ from metavrf.nn.mixture import Mixture, MixturePosterior
 from metavrf.nn.mlp import GaussianMLP
 from metavrf.prediction import Prediction
 from metavrf.settings import Count, Natural, NotNegative, Positive
-from metavrf.spec import TaskSpec
 
 NOTHING = Memory()
 NOISY = 1e-3  # noise in units of the amplitude, from which on it is the noise of observations
@@ -185,16 +184,9 @@ class MetaVRF(KernelLearner):
         }
     }
 
-    def __init__(
-        self,
-        embedding: Any,
-        spec: TaskSpec | None = None,
-        settings: MetaVRFSettings | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> None:
+    def setup(self, generator: torch.Generator) -> None:
         """Where the training tasks come in streams, evidence is carried from task to task."""
-        super().__init__(embedding, spec, settings, generator=generator)
+        super().setup(generator)
         settings, features, targets, stream = self.settings, self.features, self.spec.targets, self.spec.stream
         self.stream_length = stream
         labels = settings.context_inputs == "xy"

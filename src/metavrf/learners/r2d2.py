@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from metavrf.episodes import Episodes
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import RidgeHead
 from metavrf.settings import Positive
-from metavrf.spec import TaskSpec
 
 
 @dataclass(frozen=True)
@@ -43,15 +41,8 @@ class R2D2(Learner):
         "omniglot": {"train_way": 60},
     }
 
-    def __init__(
-        self,
-        embedding: nn.Module | None = None,
-        spec: TaskSpec | None = None,
-        settings: R2D2Settings | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(embedding, spec, settings)
+    def setup(self, generator: torch.Generator) -> None:
+        """See :meth:`Learner.setup`."""
         self.head = RidgeHead(regression=False, lam=self.settings.ridge, gamma=self.settings.gamma)
 
     def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:

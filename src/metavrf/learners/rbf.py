@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from metavrf.episodes import Episodes
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import RidgeHead
 from metavrf.settings import Positive
-from metavrf.spec import TaskSpec
 
 
 @dataclass(frozen=True)
@@ -36,15 +35,8 @@ class RBF(Learner):
     Settings = RBFSettings
     presets = {"classes": {"ridge": 0.1, "gamma": 10.0}}
 
-    def __init__(
-        self,
-        embedding: nn.Module | None = None,
-        spec: TaskSpec | None = None,
-        settings: RBFSettings | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(embedding, spec, settings)
+    def setup(self, generator: torch.Generator) -> None:
+        """See :meth:`Learner.setup`."""
         lam, gamma = self.settings.ridge, self.settings.gamma
         self.head = RidgeHead(regression=self.spec.regression, lam=lam, gamma=gamma, unit_norm=True)
 

@@ -18,7 +18,6 @@ from metavrf.episodes import Episodes
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import of_logits
 from metavrf.nn.normalisation import Normalisation
-from metavrf.spec import TaskSpec
 
 WIDTH = 64
 HIDDEN = 8
@@ -47,16 +46,9 @@ class Relation(Learner):
         "omniglot": {"query": 19, "iterations": 1_000_000},
     }
 
-    def __init__(
-        self,
-        embedding: Any,
-        spec: TaskSpec | None = None,
-        settings: Any = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(embedding, spec, settings)
-        self.shape = shape = tuple(embedding.shape)  # channels, height, width of the embedding's maps
+    def setup(self, generator: torch.Generator) -> None:
+        """See :meth:`Learner.setup`."""
+        self.shape = shape = tuple(self.embedding.shape)  # type: ignore[arg-type]  # channels, height, width of the embedding's maps
         self.of_class = nn.Conv2d(shape[0], WIDTH, 3, padding=1, bias=False)
         self.of_query = nn.Conv2d(shape[0], WIDTH, 3, padding=1, bias=False)
         self.second = nn.Conv2d(WIDTH, WIDTH, 3, padding=1, bias=False)

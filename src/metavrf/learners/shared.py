@@ -6,8 +6,6 @@ over plain random features is what a learned spectrum gains; what MetaVRF gains 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -24,8 +22,9 @@ class Shared(RFF):
     presets = KERNEL_PRESETS
     paper = {"all": PAPER}
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def setup(self, generator: torch.Generator) -> None:
+        """See :meth:`Learner.setup`."""
+        super().setup(generator)
         self.mean = nn.Parameter(torch.zeros(self.features))
         self.log_variance = nn.Parameter(torch.zeros(self.features))
 

@@ -18,9 +18,7 @@ from metavrf.episodes import Episodes
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import of_logits
 from metavrf.nn.mlp import GaussianMLP
-from metavrf.randomness import stream
 from metavrf.settings import Count
-from metavrf.spec import TaskSpec
 
 
 @dataclass(frozen=True)
@@ -47,19 +45,12 @@ class Versa(Learner):
     }
     seed: Tensor
 
-    def __init__(
-        self,
-        embedding: Any,
-        spec: TaskSpec | None = None,
-        settings: VersaSettings | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(embedding, spec, settings)
-        features = embedding.features
+    def setup(self, generator: torch.Generator) -> None:
+        """See :meth:`Learner.setup`."""
+        features: Any = self.embedding.features
         self.inference = GaussianMLP(features, features, features + 1)  # a weight for each feature, and an offset
         self.samples = self.settings.samples
-        self.register_buffer("seed", torch.randint(2**31, (), generator=generator or stream(0, "bases")))
+        self.register_buffer("seed", torch.randint(2**31, (), generator=generator))
 
     def weights(self, episodes: Episodes, generator: torch.Generator | None = None) -> Tensor:
         """L samples ``[L, T, C, d + 1]`` of the classes' weights and offsets: μ + σ ⊙ ε."""

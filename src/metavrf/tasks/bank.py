@@ -82,7 +82,7 @@ class Bank:
         within_group: bool = False,
         stream: int = 1,
     ) -> Episodes:
-        """Tasks of ``way`` classes, ``shot`` support and ``query`` query samples a class.
+        """Tasks of ``way`` classes, ``shot`` support and ``query`` query samples per class.
 
         Classes of a task, and samples of a class, are drawn without replacement, all equally likely. Samples are
         ordered class by class: ``support_y`` is 0…0 1…1 ….
@@ -130,7 +130,7 @@ class Bank:
             ]
             more = f" and {len(few) - 5} more" if len(few) > 5 else ""
             raise UserError(
-                f"{shot=} and {query=} need {shot + query} samples a class; too few have {', '.join(few[:5])}{more}: "
+                f"{shot=} and {query=} need {shot + query} samples per class; too few have {', '.join(few[:5])}{more}: "
                 "ask for fewer, or add samples"
             )
 

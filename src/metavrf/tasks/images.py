@@ -223,7 +223,7 @@ def _class_names(metadata: dict[bytes, bytes] | None, labels: list[int], file: P
 
 
 class FolderSource(Source):
-    """A folder with one sub-folder of pictures a class; other files, and hidden ones, are left out."""
+    """A folder with one sub-folder of pictures per class; other files, and hidden ones, are left out."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)

@@ -65,7 +65,7 @@ class Tasks(ABC):
 
 
 def training_shot(shape: EpisodeSettings, generator: torch.Generator) -> int:
-    """Support samples (a class) of a step's training tasks: as set, or drawn where the setting is a range."""
+    """Support samples (per class) of a step's training tasks: as set, or drawn where the setting is a range."""
     least = shape.train_shot or shape.shot
     if not shape.most_shot:
         return least
