@@ -9,13 +9,13 @@ import pytest
 from bench import main
 from glyphs import write_glyph_table
 from metavrf.config import Config
+from shell import PNG
 from speed import accuracy
 from speed.charts import plot_curves
 from speed.measure import SECTIONS
 from speed.results import Results
 from speed.work import CONTEXTS, GRADIENTS, Work
 
-PNG = b"\x89PNG\r\n\x1a\n"
 DOCS = Path(__file__).parents[2]
 
 

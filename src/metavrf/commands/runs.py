@@ -56,7 +56,7 @@ class Evaluate(TestCommand):
         values = {result.protocol: result.to_dict() for result in results}
         report(values, self.json or None, self.save, self.settings.seed, [model])
         if not self.json:
-            names = dict.fromkeys(name for value in values.values() for name in value)
+            names = dict.fromkeys(name for value in values.values() for name in value if name != "data_sha256")
             lines = [[name, *(number(value.get(name, "")) for value in values.values())] for name in names]
             print_table(["", *values], lines)
 

@@ -226,7 +226,7 @@ def test_the_help_names_every_learner(capsys: pytest.CaptureFixture[str]) -> Non
 
 def documented() -> str:
     """The example of docs/extending.md."""
-    text = (Path(__file__).parent.parent / "docs" / "extending.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
     return next(block.split("```")[0] for block in text.split("```python\n")[1:] if "register_learner" in block)
 
 
