@@ -119,7 +119,8 @@ _MAML_CLASSES: dict[str, Any] = _SAME_TASKS | {"batch": 4, "query": 5, "dropout"
 _BY_LEARNER: dict[str, dict[str, dict[str, Any]]] = {
     "metavrf": {"functions": _MANY_KERNELS, "omniglot": {"prototype_weight": 1.0}}
     | dict.fromkeys(("gp-rbf", "gp-matern"), _GAUSSIAN_PROCESSES)
-    | {name: _GAUSSIAN_PROCESSES | {"components": 128, "combs": 64} for name in ("gp-periodic", "gp-mixed")},
+    | {name: _GAUSSIAN_PROCESSES | {"components": 128, "combs": 64} for name in ("gp-periodic", "gp-mixed")}
+    | {"mixed": {"components": 128, "combs": 32}},
     "shared": {"all": {"context": "none"}},
     "rff": {"all": {"context": "none", "bases": 2048, "draw": "fixed"}},  # standard features are drawn once
     "r2d2": {"classes": {"ridge": 10.0}},

@@ -9,7 +9,7 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -29,6 +29,7 @@ from metavrf.learners import build, learner_class
 from metavrf.learners.base import Learner
 from metavrf.learners.head import BAND_NODES, MixtureHead
 from metavrf.memory import keep_freed_memory
+from metavrf.prediction import Prediction
 from metavrf.presets import preset
 from metavrf.progress import Progress
 from metavrf.provenance import provenance
@@ -139,6 +140,8 @@ class Trainer:
         self.optimizer = torch.optim.Adam(self.learner.parameters(), lr=config.training.lr, fused=True)
         weights = self._load() if self.resumed else None
         self.wrapped, self.wrapped_optimizer = fabric.setup(self.learner, self.optimizer)
+        # What the wrapper does is for several processes; it takes a tenth of a small step.
+        self.forward: Callable[..., Prediction] = self.wrapped if fabric.world_size > 1 else self.learner
         if weights is not None:  # after the set-up, which copies the first process' buffers to all
             self.learner.load_state_dict(weights)
 
@@ -201,8 +204,9 @@ class Trainer:
             self.wrapped.train()
         try:
             with self._seeded_dropout():
-                prediction = self.wrapped(shard, stream(settings.seed, "draws", self.step))
+                prediction = self.forward(shard, stream(settings.seed, "draws", self.step))
             loss = prediction.loss
+            assert loss is not None
             if not math.isfinite(loss.item()):
                 raise UserError("the loss is not finite")
         except UserError as error:
