@@ -43,6 +43,14 @@ def test_a_study_of_streams_trains_tests_draws_and_saves(
     assert (tmp_path / "streams.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_baselines_may_be_trained_with_the_first_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainings = {"many": TINY_KERNELS, "base": TINY_KERNELS | {"learner": "shared"}}
+    plan = inference.Plan("sine", trainings, [{"shot": 3, "tasks": 4}], once=("base",))
+    monkeypatch.setitem(inference.PLANS, "mixed", plan)
+    rows, _ = inference.run("mixed", tmp_path, [3, 4], 2, 1)
+    assert [(row["training"], row["train_seed"]) for row in rows] == [("many", 3), ("base", 3), ("many", 4)]
+
+
 def test_a_chart_is_for_streams_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

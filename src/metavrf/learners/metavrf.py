@@ -163,6 +163,7 @@ class MetaVRF(KernelLearner):
         "functions": MANY_KERNELS,
         "classes": CLASSES | {"context": "none", "noise": 0.1},
         "omniglot": {"prototype_weight": 1.0},
+        "mixed": {"components": 128, "combs": 32},
         "gp-rbf": GAUSSIAN_PROCESSES,
         "gp-matern": GAUSSIAN_PROCESSES,
         "gp-periodic": PERIODIC_TOO,

@@ -9,7 +9,7 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -29,6 +29,7 @@ from metavrf.learners.base import Learner
 from metavrf.learners.head import BAND_NODES, MixtureHead
 from metavrf.learners.measuring import calibrate, calibrate_band
 from metavrf.memory import keep_freed_memory
+from metavrf.prediction import Prediction
 from metavrf.randomness import stream
 from metavrf.runs.checkpoint import Position, load_checkpoint, save_checkpoint
 from metavrf.runs.directory import Run
@@ -141,6 +142,8 @@ class Trainer:
         if self.resumed:
             self.at, weights = load_checkpoint(run, learner, self.optimizer, rank=fabric.global_rank)
         self.wrapped, self.wrapped_optimizer = fabric.setup(self.learner, self.optimizer)
+        # What the wrapper does is for several processes; it takes a tenth of a small step.
+        self.forward: Callable[..., Prediction] = self.wrapped if fabric.world_size > 1 else self.learner
         if weights is not None:  # after the set-up, which copies the first process' buffers to all
             self.learner.load_state_dict(weights)
 
@@ -203,8 +206,9 @@ class Trainer:
             self.wrapped.train()
         try:
             with self._seeded_dropout():
-                prediction = self.wrapped(shard, stream(settings.seed, "draws", self.at.step))
+                prediction = self.forward(shard, stream(settings.seed, "draws", self.at.step))
             loss = prediction.loss
+            assert loss is not None
             if not math.isfinite(loss.item()):
                 raise UserError("the loss is not finite")
         except UserError as error:

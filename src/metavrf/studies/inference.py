@@ -36,6 +36,8 @@ class Plan:
     """Options of the family's limits on the same tasks, with ``task``; ``on`` another family's tasks, where given."""
     processes: list[Options] = field(default_factory=list)
     """Options of Gaussian processes fitted to each task alone."""
+    once: tuple[str, ...] = ()
+    """Trainings of the first seed alone."""
 
 
 def baselines(shot: int) -> dict[str, Options]:
@@ -103,9 +105,10 @@ PLANS = {
     ),
     "mixed": Plan(
         "mixed",
-        {"metavrf": {"iterations": 4000}} | baselines(5) | baselines(10),
+        {"metavrf": {"iterations": 6000}} | baselines(5) | baselines(10),
         [{"shot": shot, "tasks": 1000, "only": ["metavrf", *baselines(shot)], "adaptivity": True} for shot in (5, 10)],
         processes=[{"task": "mixed", "shot": shot, "tasks": 200} for shot in (5, 10)],
+        once=(*baselines(5), *baselines(10)),
     ),
 }
 
@@ -144,6 +147,7 @@ def run(
         f"{training}-seed{seed}": _config(plan.task, options | {"seed": seed}, iterations)
         for seed in seeds
         for training, options in plan.trainings.items()
+        if seed == seeds[0] or training not in plan.once
     }
     train_apart(configs, out, workers)
     rows = []
