@@ -44,7 +44,7 @@ def test_a_study_of_streams_trains_tests_draws_and_saves(
 
 
 def test_baselines_may_be_trained_with_the_first_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainings = {"many": TINY_KERNELS, "base": TINY_KERNELS | {"learner": "shared"}}
+    trainings = {"many": TINY_KERNELS, "base": {"learner": "rbf", "validate_tasks": 5, "validate_every": 2}}
     plan = inference.Plan("sine", trainings, [{"shot": 3, "tasks": 4}], once=("base",))
     monkeypatch.setitem(inference.PLANS, "mixed", plan)
     rows, _ = inference.run("mixed", tmp_path, [3, 4], 2, 1)
