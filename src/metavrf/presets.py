@@ -128,7 +128,8 @@ _PERIODIC_TOO: dict[str, Any] = _GAUSSIAN_PROCESSES | {
     "guards": 6,
     "rough": 26,
     "candidates": 64,
-    "iterations": 1000,
+    "iterations": 800,
+    "validate_every": 400,
     "validate_tasks": 200,
 }
 
