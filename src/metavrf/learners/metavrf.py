@@ -128,7 +128,8 @@ PERIODIC_TOO: dict[str, Any] = GAUSSIAN_PROCESSES | {
     "guards": 6,
     "rough": 26,
     "candidates": 64,
-    "iterations": 1000,
+    "iterations": 800,
+    "validate_every": 400,
     "validate_tasks": 200,
 }
 SEQUENCE = 4  # tasks of a training batch of classes whose context is recurrent, each of as many fewer classes

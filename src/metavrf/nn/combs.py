@@ -13,7 +13,7 @@ from metavrf.nn.mixture import PACE
 SHARPNESSES = 7
 AMPLITUDES = 5
 RATES = 32
-HIGHEST, LOWEST = 50.0, 0.5  # frequencies, in multiples of the direction
+LOWEST, HIGHEST = 3.0, 50.0  # frequencies, in multiples of the direction; a slower one hardly repeats in the data
 BLUNTEST, SHARPEST = 2.0, 128.0
 AMPLITUDE_RANGE = 10.0  # of the largest and the smallest to the mean square of targets
 
@@ -46,7 +46,8 @@ class CombPrior(nn.Module):
         self.log_noise = nn.Parameter(torch.zeros(()))
         self.log_weights = nn.Parameter(torch.zeros(SHARPNESSES + AMPLITUDES))
         self.log_share = nn.Parameter(torch.zeros(()))
-        self.log_rates = nn.Parameter(torch.zeros(RATES))
+        middles = LOWEST + (HIGHEST - LOWEST) * (torch.arange(RATES) + 0.5) / RATES
+        self.log_rates = nn.Parameter(-middles.log() / PACE)  # even in the logarithm
 
     @torch.no_grad()
     def start_at(self, direction: Tensor, amplitude: float, noise: float) -> None:
