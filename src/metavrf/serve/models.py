@@ -38,7 +38,7 @@ def about(model: TrainedModel) -> dict[str, Any]:
     """What the page says of a model: what is kept with it, and the figures of its card as the page answers."""
     result, card = model.result or {}, model.card or {}
     names = ("metric", "mean", "ci95", "way", "shot", "tasks", "protocol")
-    tests = [test for test in card.get("tests", []) if "views" not in test]
+    tests = [test for test in card.get("tests", []) if not test.keys() & {"views", "own_share"}]
     return {
         "name": model.name,
         "task": model.config.task,
