@@ -35,7 +35,8 @@ from metavrf.spec import TaskSpec
 CANDIDATES, REFINED = 200, 100
 MOST_ROWS = 400  # that weigh all candidates; a larger task chooses them on so many of its rows
 MOST_EXACT = 4000  # rows; a larger task is solved on random features
-VALUES_AT_ONCE = 2_000_000
+VALUES_AT_ONCE = 250_000  # of kernels between rows while candidates are weighed: what a cache holds
+MOST_VALUES = 8_000_000  # of the kernels of an answer
 KEPT, NEGLIGIBLE = 32, 1e-3  # components of the answer; the weight beside the heaviest's below which none is kept
 FREEDOM = 4.0  # of the amplitude's prior, whose scale is the targets' variance
 GAMMAS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
@@ -79,13 +80,14 @@ class Standardised(nn.Module):
         ours, theirs = z * self.scale.unsqueeze(1), self.support * self.scale.unsqueeze(1)
         length, other = ours.square().sum(-1), theirs.square().sum(-1)
         inner = ours @ theirs.mT
-        smooth = torch.exp((inner - 0.5 * length.unsqueeze(-1) - 0.5 * other.unsqueeze(-2)).clamp_max(0))
+        smooth = torch.exp(inner - (0.5 * length.unsqueeze(-1) + 0.5 * other.unsqueeze(-2)))
         if self.waves:
             ours, theirs = self.wave @ z.mT, self.wave @ self.support.mT
             smooth = smooth * torch.cos(ours.unsqueeze(-1) - theirs.unsqueeze(-2))
         smoothness = 1 - self.linear.unsqueeze(-1)
         slope = (self.linear / self.scale.square().sum(-1).clamp_min(1e-12)).unsqueeze(-1)
-        return smoothness.unsqueeze(-1) * smooth + slope.unsqueeze(-1) * inner, smoothness + slope * length
+        kernel = torch.addcmul(slope.unsqueeze(-1) * inner, smoothness.unsqueeze(-1), smooth)
+        return kernel, smoothness + slope * length
 
     @property
     def waves(self) -> bool:
@@ -260,10 +262,11 @@ class Solved(NamedTuple):
 
 
 def solve(gram: Tensor, noise: Tensor, targets: Targets) -> Solved:
-    """With ``gram [K, S, S]`` and λ ``noise [K]``."""
+    """With ``gram [K, S, S]``, to which λ ``noise [K]`` is added in place."""
     values = targets.values
     samples, outputs = values.shape
-    factor, info = torch.linalg.cholesky_ex(gram + torch.diag_embed(noise.unsqueeze(1).expand(-1, samples)))
+    gram.diagonal(dim1=-2, dim2=-1).add_(noise.unsqueeze(1))
+    factor, info = torch.linalg.cholesky_ex(gram)
     if bool(info.any()):
         raise UserError(
             f"the kernel matrix is not positive definite at ridge = {noise.min().item():g}: give a larger one"
@@ -307,7 +310,7 @@ class RowsPredictor(nn.Module):
     def at_once(self) -> int:
         """Rows to answer for at a time."""
         samples, outputs = self.solution.shape[1:]
-        return max(1, 4 * VALUES_AT_ONCE // (len(self.index) * max(samples, outputs)))
+        return max(1, MOST_VALUES // (len(self.index) * max(samples, outputs)))
 
     def described(self) -> dict[str, NDArray[np.float64]]:
         """Weights, lengths, linear share and noise of the kernels, the heaviest first, and the relevance of columns."""
@@ -480,7 +483,7 @@ class Rows(Learner):
 
     def conditioned(self, kernels: Kernels, score: Tensor, x: Tensor, targets: Targets) -> RowsPredictor:
         """The heavy candidates, solved on the whole support."""
-        most = min(KEPT, max(1, 4 * VALUES_AT_ONCE // len(x) ** 2))
+        most = min(KEPT, max(1, MOST_VALUES // len(x) ** 2))
         log_weights, pairs = score.flatten().sort(descending=True, stable=True)
         kept = (log_weights - log_weights[0] > math.log(NEGLIGIBLE)) & (torch.arange(len(pairs)) < most)
         log_weights, pairs = log_weights[kept].log_softmax(0), pairs[kept]
