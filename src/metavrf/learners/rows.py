@@ -80,13 +80,13 @@ class Standardised(nn.Module):
         ours, theirs = z * self.scale.unsqueeze(1), self.support * self.scale.unsqueeze(1)
         length, other = ours.square().sum(-1), theirs.square().sum(-1)
         inner = ours @ theirs.mT
-        smooth = torch.exp(inner - (0.5 * length.unsqueeze(-1) + 0.5 * other.unsqueeze(-2)))
+        smooth = (inner - 0.5 * length.unsqueeze(-1)).sub_(0.5 * other.unsqueeze(-2)).exp_()  # in place: may be large
         if self.waves:
             ours, theirs = self.wave @ z.mT, self.wave @ self.support.mT
-            smooth = smooth * torch.cos(ours.unsqueeze(-1) - theirs.unsqueeze(-2))
+            smooth *= torch.cos(ours.unsqueeze(-1) - theirs.unsqueeze(-2))
         smoothness = 1 - self.linear.unsqueeze(-1)
         slope = (self.linear / self.scale.square().sum(-1).clamp_min(1e-12)).unsqueeze(-1)
-        kernel = torch.addcmul(slope.unsqueeze(-1) * inner, smoothness.unsqueeze(-1), smooth)
+        kernel = inner.mul_(slope.unsqueeze(-1)).addcmul_(smoothness.unsqueeze(-1), smooth)
         return kernel, smoothness + slope * length
 
     @property
@@ -151,8 +151,11 @@ class UnitLength(Standardised):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """K̃ ``[K, N, S]`` and k(x, x) ``[K, N]`` of rows ``x [N, d]``."""
-        inner = (self.views(x) @ self.support.mT)[self.view]
-        kernel = torch.exp((inner - 1) / self.length.square()[:, None, None])
+        if len(self.view) < len(self.support):
+            inner = self.views(x)[self.view] @ self.support[self.view].mT
+        else:
+            inner = (self.views(x) @ self.support.mT)[self.view]
+        kernel = inner.sub_(1).div_(self.length.square()[:, None, None]).exp_()
         return kernel, torch.ones_like(kernel[..., 0])
 
     def lengths(self) -> Tensor:
