@@ -239,8 +239,12 @@ class Targets(NamedTuple):
         return self.labels.bincount()[self.labels] > 1
 
     def some(self, rows: Tensor) -> Targets:
-        """Of some of the rows."""
-        return self._replace(values=self.values[rows], labels=None if self.labels is None else self.labels[rows])
+        """Of some of the rows, and of the classes that they have."""
+        if self.labels is None:
+            return self._replace(values=self.values[rows])
+        present, labels = torch.unique(self.labels[rows], return_inverse=True)
+        share = self.offset[present] / self.offset[present].sum()
+        return Targets(self.values[rows][:, present], share, self.gain[present], labels)
 
 
 class Solved(NamedTuple):
