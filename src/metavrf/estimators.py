@@ -5,7 +5,7 @@
 >>> glyphs.fit(["a1.png", "b1.png"], ["a", "b"])                # doctest: +SKIP
 >>> glyphs.partial_fit(["c1.png"], ["c"])                       # doctest: +SKIP
 
-Without a model they are kernel ridge regression on feature vectors, whose kernel and penalty the samples choose.
+Without a model they take rows of numbers: a mixture of many kernels, weighted by how well each explains the samples.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from metavrf.files import PathLike, read_tensors, write_atomically, write_json, 
 from metavrf.learners import measuring
 from metavrf.learners.base import Learner
 from metavrf.learners.measuring import LeaveOneOut
-from metavrf.learners.untrained import BASES, Untrained
+from metavrf.learners.rows import Rows, RowsPredictor
+from metavrf.learners.untrained import Untrained
 from metavrf.model import TrainedModel, load_once
 from metavrf.pictures import are_pictures
 from metavrf.randomness import stream
@@ -115,7 +116,7 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
             write_atomically(path / name, data)
         tensors = {"support_x": self.support_x_, "support_y": self._numbers()}
         if trained is None:
-            tensors["epsilon"] = self.learner_.state_dict()["epsilon"]
+            tensors |= {f"learner.{name}": tensor for name, tensor in self._drawn(self.learner_).items()}
         write_tensors(path / SUPPORT_FILE, tensors, {})
         write_json(path / ESTIMATOR_FILE, self._saved(pretrained=trained is not None))
         return path
@@ -139,11 +140,32 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
             estimator.learner_ = estimator._learner(estimator.support_x_.shape[1])
             if estimator.model_ is None:
                 estimator.learner_ = copy.deepcopy(estimator.learner_)  # it may serve others
-                estimator.learner_.load_state_dict({"epsilon": tensors["epsilon"]}, strict=False)
+                drawn = {name: tensors[f"learner.{name}"] for name in estimator._drawn(estimator.learner_)}
+                estimator.learner_.load_state_dict(drawn, strict=False)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise UserError(f"{path} is damaged: {ESTIMATOR_FILE} and {SUPPORT_FILE} do not fit ({error})") from error
         estimator._condition()
         return estimator
+
+    @property
+    def kernels_(self) -> dict[str, NDArray[np.float64]]:
+        """What was inferred without a model: the kernels of the answer, the heaviest first.
+
+        ``weights [M]``; ``lengths [M, d]`` in the units of the columns, infinite where a kernel does not use a column
+        (of rows of length 1, where those are used); ``linear [M]``, the linear share; ``noise [M]``, λ as a share of
+        the kernel's variance; ``relevance [d]``, between 0 and 1: how much each column counts, over all kernels.
+        """
+        return self._mixture().described()
+
+    def log_marginal_likelihood(self) -> float:
+        """The log evidence of the support, averaged over the kernels; targets are standardised, classes one-hot."""
+        return float(self._mixture().evidence)
+
+    def _mixture(self) -> RowsPredictor:
+        check_is_fitted(self, "predictor_")
+        if not isinstance(self.predictor_, RowsPredictor):
+            raise AttributeError("only an estimator without a model and without bases has a mixture of kernels")
+        return self.predictor_
 
     def _learn(self, X: Any, y: ArrayLike, *, afresh: bool) -> Self:
         self.__dict__.pop("leave_one_out_", None)
@@ -169,8 +191,13 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
         """The model's, or one for features of that many columns."""
         if self.model_ is not None:
             return self.model_.learner
-        bases = BASES if self.bases is None else self.bases
-        return _untrained(columns, self.kind, bases, self.ridge, self.seed_)
+        return _untrained(columns, self.kind, self.bases, self.ridge, self.seed_)
+
+    @staticmethod
+    def _drawn(learner: Learner) -> dict[str, Tensor]:
+        """What a learner that needs no training has drawn at random."""
+        names = ("scale", "wave", "linear", "noise", "moves") if isinstance(learner, Rows) else ("epsilon",)
+        return {name: learner.state_dict()[name] for name in names}
 
     def _condition(self) -> None:
         self.predictor_ = self.learner_.adapted(self._support(), embedded=True)
@@ -246,13 +273,16 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
     def _answers(self, X: Any) -> Any:
         """What the predictor says of all samples, some at a time."""
         check_is_fitted(self, "predictor_")
-        return [self.predictor_(chunk) for chunk in self._features(X).split(measuring.SAMPLES_AT_ONCE)]
+        size = getattr(self.predictor_, "at_once", measuring.SAMPLES_AT_ONCE)
+        return [self.predictor_(chunk) for chunk in self._features(X).split(size)]
 
 
 @lru_cache(maxsize=8)
-def _untrained(columns: int, kind: str, bases: int, ridge: float | None, seed: int) -> Untrained:
+def _untrained(columns: int, kind: str, bases: int | None, ridge: float | None, seed: int) -> Rows | Untrained:
     """A learner that holds nothing of a task, so that one serves them all."""
     regression = kind == "regressor"
+    if bases is None:
+        return Rows(columns, regression=regression, generator=stream(seed, "bases"), ridge=ridge)
     return Untrained(columns, regression=regression, generator=stream(seed, "bases"), bases=bases, ridge=ridge)
 
 
@@ -261,11 +291,13 @@ class MetaVRFClassifier(ClassifierMixin, _FewShot):  # type: ignore[misc]
 
     Args:
         model: a model that comes with the package ("omniglot" for drawings, "photos" for photographs) or a run's
-            directory. Without one, samples are feature vectors: they are standardised, the kernel is Gaussian with
-            their mean distance as its length, and leaving one out chooses the penalty and the scale of the logits.
-        bases: number of random features, if other than the model's own (or than 512, without one).
-        ridge: λ without a model; by default leaving one out chooses it.
-        random_state: seed of the bases.
+            directory. Without one, samples are rows of numbers, and the answer is a mixture of many exact kernels,
+            weighted by their leave-one-out likelihood (by evidence where each class has one sample). Nothing is fitted
+            by gradient. ``kernels_`` says what was inferred, ``log_marginal_likelihood()`` how well it explains them.
+        bases: number of random features, if other than the model's own. Without a model it asks for one Gaussian kernel
+            on that many random features instead of the mixture; so do more than 4,000 rows.
+        ridge: fixes the noise λ without a model; by default it is inferred like the kernel.
+        random_state: seed of the bases and of the candidates.
 
     >>> import numpy as np
     >>> X = np.array([[0.0, 0.1], [0.1, 0.0], [2.0, 2.1], [2.1, 2.0]])
@@ -326,11 +358,12 @@ class MetaVRFRegressor(RegressorMixin, _FewShot):  # type: ignore[misc]
 
     Args:
         model: a model that comes with the package ("sine") or a run's directory. Without one, samples are feature
-            vectors: features and targets are standardised, the kernel is Gaussian with the samples' mean distance as
-            its length, and leaving one out chooses the penalty and the width of the band.
-        bases: number of random features, if other than the model's own (or than 512, without one).
-        ridge: λ without a model; by default leaving one out chooses it.
-        random_state: seed of the bases.
+            vectors, and the answer is a mixture of many exact kernels, weighted by evidence. Nothing is fitted by
+            gradient. ``kernels_`` says what was inferred, ``log_marginal_likelihood()`` how well it explains them.
+        bases: number of random features, if other than the model's own. Without a model it asks for one Gaussian kernel
+            on that many random features instead of the mixture; so do more than 4,000 rows.
+        ridge: fixes the noise λ without a model; by default it is inferred like the kernel.
+        random_state: seed of the bases and of the candidates.
 
     >>> import numpy as np
     >>> X = np.linspace(-3, 3, 12)[:, None]

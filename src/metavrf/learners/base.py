@@ -137,6 +137,13 @@ class Learner(nn.Module, ABC):
         """Solve tasks on features with what :meth:`inferred` said of them, or of others."""
         raise UserError("this learner infers nothing that could be exchanged between tasks")
 
+    def left_out(self, support: Episodes, rows: Tensor) -> Tensor | None:
+        """Class probabilities ``[N, C]`` of support samples of one embedded task given all others, in closed form.
+
+        None where there is none, and each must be left out in turn.
+        """
+        return None
+
     def stream(self) -> Stream:
         """Related tasks one after the other, each of which may look back at the supports of those before it."""
         return Stream(self)

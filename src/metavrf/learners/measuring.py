@@ -230,9 +230,12 @@ def leave_one_out(learner: Learner, support: Episodes) -> LeaveOneOut:
     if len(rows) > MOST_LEFT_OUT:
         chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:MOST_LEFT_OUT]
         rows = rows[chosen.sort().values]
-    tasks = support.leaving_one_out(rows)
-    batch = max(1, LEFT_OUT_AT_ONCE // support.support_x.shape[1])
-    probability, answer = log_probabilities(learner, tasks, batch, embedded=True).squeeze(1).exp().max(-1)
+    probabilities = learner.left_out(support, rows)
+    if probabilities is None:
+        tasks = support.leaving_one_out(rows)
+        batch = max(1, LEFT_OUT_AT_ONCE // support.support_x.shape[1])
+        probabilities = log_probabilities(learner, tasks, batch, embedded=True).squeeze(1).exp()
+    probability, answer = probabilities.max(-1)
     right = answer == support.support_y[0, rows]
     return LeaveOneOut(100 * right.double().mean().item(), len(rows), _threshold(probability, right))
 

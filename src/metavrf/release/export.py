@@ -20,6 +20,7 @@ from metavrf.errors import UserError
 from metavrf.estimators import MetaVRFClassifier, MetaVRFRegressor
 from metavrf.files import write_atomically
 from metavrf.learners.adapted import Adapted, AdaptedMixture, Answer
+from metavrf.learners.rows import RowsPredictor
 
 TOLERANCE = 1e-4
 NEEDED = ("onnx", "onnxruntime", "onnxscript")
@@ -68,7 +69,7 @@ def predictor(
 ) -> tuple[nn.Module, Tensor, dict[str, Any]]:
     """The whole predictor of an estimator, inputs for it, and what they are."""
     adapted = getattr(estimator, "predictor_", None)
-    if not isinstance(adapted, (Adapted, AdaptedMixture)):
+    if not isinstance(adapted, (Adapted, AdaptedMixture, RowsPredictor)):
         raise UserError("only a fitted estimator of MetaVRF, of RFF or without a model can be exported")
     module = copy.deepcopy(adapted)
     if isinstance(estimator, MetaVRFClassifier):
@@ -76,8 +77,7 @@ def predictor(
     trained = estimator.model_
     generator = torch.Generator().manual_seed(0)
     if trained is None:
-        assert isinstance(module, Adapted)
-        return module, estimator.support_x_.to(module.weights.dtype), {"input": "features"}
+        return module, estimator.support_x_.to(next(module.buffers()).dtype), {"input": "features"}
     module.embedding = copy.deepcopy(trained.learner.embedding)
     inputs = trained.spec.inputs
     if trained.preprocessing is not None and not features:

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.stats import multivariate_t
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+
+from metavrf import MetaVRFClassifier, MetaVRFRegressor
+from metavrf.episodes import Episodes
+from metavrf.learners import rows
+from metavrf.learners.measuring import leave_one_out
+from metavrf.learners.rows import Kernels, Rows, RowsPredictor, Standardised, Targets
+from metavrf.randomness import stream
+
+LENGTHS, NOISE = (0.8, 1.7), 0.05
+
+
+def learner(columns: int, *, regression: bool = True) -> Rows:
+    return Rows(columns, regression=regression, generator=stream(0, "bases"))
+
+
+def task(seed: int = 0) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Standardised columns and targets."""
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(12, 2))
+    y = np.sin(x[:, :1]) + x[:, 1:]
+    return (x - x.mean(0)) / x.std(0), (y - y.mean()) / y.std()
+
+
+def one_kernel(x: NDArray[Any]) -> Kernels:
+    scale = 1 / torch.tensor([LENGTHS], dtype=torch.double)
+    nothing = torch.zeros(1, dtype=torch.double)
+    own = {"scale": scale, "wave": torch.zeros_like(scale), "linear": nothing, "noise": nothing + NOISE}
+    return Kernels([Standardised.on(torch.from_numpy(x), **own)])
+
+
+# The mathematics
+
+
+def test_one_candidate_is_the_gaussian_process_of_that_kernel() -> None:
+    x, y = task()
+    query = np.random.default_rng(1).normal(size=(7, 2))
+    episodes = Episodes.of_support(torch.from_numpy(x), torch.from_numpy(y))
+    model = learner(2).conditioned(one_kernel(x), torch.zeros(1, 1).double(), torch.from_numpy(x), Targets.of(episodes))
+    mean, std = model(torch.from_numpy(query))
+    process = GaussianProcessRegressor(RBF(LENGTHS) + WhiteKernel(NOISE), optimizer=None, alpha=1e-12).fit(x, y)
+    expected, deviation = process.predict(query, return_std=True)
+    np.testing.assert_allclose(mean[:, 0], expected.ravel(), atol=1e-8)
+    amplitude = model.amplitude.sqrt().item()  # inferred here, 1 there
+    np.testing.assert_allclose(std[:, 0] / amplitude, deviation.ravel(), rtol=1e-6)
+
+
+def test_the_evidence_is_a_students_t() -> None:
+    x, y = task()
+    kernels = one_kernel(x)
+    gram = kernels(torch.from_numpy(x))[0]
+    targets = Targets.of(Episodes.of_support(torch.from_numpy(x), torch.from_numpy(y)))
+    shape = gram[0].numpy() + NOISE * np.eye(len(x))
+    expected = multivariate_t(np.zeros(len(x)), shape, rows.FREEDOM).logpdf(y[:, 0])
+    assert rows.solve(gram, kernels.noise, targets).evidence.item() == pytest.approx(expected)
+
+
+def test_leaving_one_out_in_closed_form_is_fitting_the_others() -> None:
+    x, y = task()
+    kernels = one_kernel(x)
+    targets = Targets.of(Episodes.of_support(torch.from_numpy(x), torch.from_numpy(y)))
+    gram = kernels(torch.from_numpy(x))[0][0]
+    closed = rows.solve(gram.clone().unsqueeze(0), kernels.noise, targets).left_out(targets.values)[0]
+    for row in range(len(x)):
+        others = [other for other in range(len(x)) if other != row]
+        inner = gram[others][:, others] + NOISE * torch.eye(len(others))
+        refitted = gram[row, others] @ torch.linalg.solve(inner, targets.values[others])
+        torch.testing.assert_close(closed[row], refitted)
+
+
+# What a user sees
+
+
+def test_a_damped_oscillation_of_ten_points_is_followed() -> None:
+    random = np.random.default_rng(0)
+    errors = []
+    for _ in range(20):
+        decay, frequency, phase = random.uniform((0.05, 1.0, 0.0), (0.5, 3.0, 6.3))
+        x, grid = random.uniform(0, 10, (10, 1)), np.linspace(0, 10, 50)[:, None]
+        truth = np.exp(-decay * grid) * np.sin(frequency * grid + phase)
+        y = np.exp(-decay * x) * np.sin(frequency * x + phase)
+        mean = MetaVRFRegressor().fit(x, y[:, 0]).predict(grid)
+        errors.append([np.mean((mean - truth[:, 0]) ** 2), np.mean(truth**2)])
+    ours, zero = np.mean(errors, 0)
+    assert ours < 0.6 * zero
+
+
+@pytest.mark.parametrize("shot", [1, 5])
+def test_wide_features_are_not_behind_the_nearest_class_mean(shot: int) -> None:
+    random = np.random.default_rng(0)
+    ours, nearest = [], []
+    for _ in range(5):
+        centres = np.abs(random.normal(size=(5, 1280)))
+        y, target = np.repeat(np.arange(5), shot), np.repeat(np.arange(5), 20)
+        x = np.abs(centres[y] + 1.2 * random.normal(size=(len(y), 1280)))
+        query = np.abs(centres[target] + 1.2 * random.normal(size=(100, 1280)))
+        model = MetaVRFClassifier().fit(x, y)
+        ours.append(model.score(query, target))
+        means = np.stack([x[y == label].mean(0) for label in range(5)])
+        apart = np.linalg.norm(query[:, None] - means, axis=-1)
+        nearest.append(np.mean(apart.argmin(1) == target))
+    assert np.mean(ours) >= np.mean(nearest) - 0.02
+    assert np.mean(ours) > 0.5
+
+
+def test_an_irrelevant_column_is_found_and_what_was_inferred_can_be_seen() -> None:
+    x = np.random.default_rng(0).normal(size=(40, 4)) * [1, 100, 1, 1]
+    model = MetaVRFRegressor().fit(x, np.sin(2 * x[:, 0]) + x[:, 1] / 100)
+    kernels = model.kernels_
+    assert kernels["weights"].sum() == pytest.approx(1)
+    assert (np.diff(kernels["weights"]) <= 0).all()
+    assert kernels["lengths"].shape == (len(kernels["weights"]), 4)
+    assert kernels["relevance"].argmax() == 0
+    assert kernels["relevance"][2:].max() < 0.2
+    assert math.isfinite(model.log_marginal_likelihood())
+    assert not hasattr(MetaVRFRegressor(bases=8).fit(x, x[:, 0]), "kernels_")
+
+
+@pytest.mark.parametrize("kind", [MetaVRFClassifier, MetaVRFRegressor])
+def test_constant_and_duplicated_columns_change_little(kind: Any) -> None:
+    x = np.random.default_rng(0).normal(size=(20, 1)) @ [[1.0, 1.0, 0.0]] + [0, 0, 7.0]
+    y = (x[:, 0] > 0).astype(int) if kind is MetaVRFClassifier else x[:, 0]
+    model = kind().fit(x, y)
+    assert model.score(x, y) > 0.9
+    np.testing.assert_allclose(model.predict(x + np.array([0, 0, 1e-3])), model.predict(x), atol=1e-6)
+    same = kind().fit(np.ones((4, 2)), [0, 1, 0, 1])
+    assert np.isfinite(same.predict(np.ones((1, 2)))).all()
+
+
+def test_one_row_says_itself_and_contradictory_targets_give_a_wide_band() -> None:
+    mean, std = MetaVRFRegressor().fit([[1.0, 2.0]], [5.0]).predict([[1.0, 2.0], [9.0, 9.0]], return_std=True)
+    np.testing.assert_allclose(mean, 5)
+    assert np.isfinite(std).all()
+    x = np.repeat(np.arange(5.0), 4)[:, None]
+    _, std = MetaVRFRegressor().fit(x, np.tile([-1.0, 1.0], 10)).predict(x, return_std=True)
+    assert (std > 0.8).all()
+    _, std = MetaVRFRegressor().fit(x, x[:, 0]).predict(x, return_std=True)
+    assert (std < 0.3).all()
+
+
+def test_leaving_one_out_of_the_mixture_is_about_what_fitting_without_each_sample_gives() -> None:
+    random = np.random.default_rng(0)
+    y = np.arange(24) % 3
+    x = torch.from_numpy(random.normal(size=(24, 2)) + 1.5 * y[:, None])
+    support = Episodes.of_support(x, torch.from_numpy(y), 3)
+    model = learner(2, regression=False)
+    closed = model.left_out(support, torch.arange(24))
+    assert closed is not None
+    refitted = model.predict(support.leaving_one_out(), embedded=True).mean[:, 0].exp()
+    assert (closed - refitted).abs().mean() < 0.1
+    assert leave_one_out(model, support).tested == 24
+
+
+def test_many_rows_choose_their_kernels_on_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MOST_ROWS", 40)
+    random = np.random.default_rng(0)
+    x = random.normal(size=(120, 3))
+    assert MetaVRFRegressor().fit(x, np.sin(x[:, 0])).score(x, np.sin(x[:, 0])) > 0.9
+    y = np.arange(120) // 2  # sixty classes of two
+    x = random.normal(size=(60, 3))[y] * 5 + 0.1 * x
+    assert MetaVRFClassifier().fit(x, y).score(x, y) > 0.9
+    monkeypatch.setattr(rows, "MOST_EXACT", 100)
+    model = MetaVRFClassifier().fit(x, y)
+    assert not isinstance(model.predictor_, RowsPredictor)
+    assert model.score(x, y) > 0.9
