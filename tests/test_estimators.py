@@ -24,6 +24,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import metavrf
 from glyphs import glyph, name_of, refused, write_glyph_folder
 from metavrf import Episodes, MetaVRFClassifier, MetaVRFRegressor, estimators
+from metavrf.files import read_tensors, write_tensors
 from processes import TINY_OPTIONS
 
 SIDE = 40
@@ -321,3 +322,27 @@ def test_what_is_no_saved_estimator_is_one_sentence(glyphs: MetaVRFClassifier, c
         (saved / "estimator.json").write_text(damage)
         with refused("damaged"):
             estimators.load(saved)
+
+
+@pytest.mark.parametrize("kind", [MetaVRFClassifier, MetaVRFRegressor])
+def test_a_saved_mixture_of_kernels_answers_the_same_to_the_bit(kind: Any, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    y = x[:, 0] > 0 if kind is MetaVRFClassifier else np.sin(x[:, 0])
+    fitted = kind(random_state=None).fit(x[:30], y[:30])
+    fitted.save(tmp_path / "model")
+    again = kind.load(tmp_path / "model")
+    ask = "predict_proba" if kind is MetaVRFClassifier else "predict"
+    assert np.array_equal(getattr(fitted, ask)(x[30:]), getattr(again, ask)(x[30:]))
+
+
+def test_an_estimator_saved_while_random_features_were_the_default_still_loads(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(30, 3))
+    fitted = MetaVRFClassifier(bases=64).fit(x, x[:, 0] > 0)
+    file = fitted.save(tmp_path / "model") / "estimator.json"
+    values = json.loads(file.read_text())
+    values["parameters"]["bases"] = None
+    file.write_text(json.dumps(values))
+    tensors, metadata = read_tensors(tmp_path / "model" / "support.safetensors")
+    tensors["epsilon"] = tensors.pop("learner.epsilon")
+    write_tensors(tmp_path / "model" / "support.safetensors", tensors, metadata)
+    assert np.array_equal(MetaVRFClassifier.load(tmp_path / "model").predict_proba(x), fitted.predict_proba(x))

@@ -134,6 +134,9 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
             for name, value in values["fitted"].items():
                 setattr(estimator, name, np.array(value, dtype=object) if isinstance(value, list) else value)
             estimator.seed_ = int(values.get("seed", estimator.random_state or 0))  # it was not always kept
+            if "epsilon" in tensors:  # saved while random features were the default
+                tensors["learner.epsilon"] = tensors["epsilon"]
+                estimator.bases = 2 * tensors["epsilon"].shape[-1]
             estimator.support_x_ = tensors["support_x"]
             estimator._restore(tensors["support_y"], values)
             estimator.model_ = estimator._opened(estimator.seed_)
