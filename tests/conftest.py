@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -25,6 +25,22 @@ def seeded_weights() -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """What a test adds to a registry is gone after it, so that no test depends on which ran before."""
+    from metavrf.learners import LEARNERS
+    from metavrf.nn.embeddings import EMBEDDINGS
+    from metavrf.tasks.datasets import DATASETS
+    from metavrf.tasks.functions import FAMILIES
+
+    registries: tuple[Any, ...] = (LEARNERS, EMBEDDINGS, DATASETS, FAMILIES)
+    before = [set(registry) for registry in registries]
+    yield
+    for registry, names in zip(registries, before, strict=True):
+        for name in set(registry) - names:
+            registry.remove(name)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,6 @@ import metavrf
 from glyphs import write_glyph_table
 from metavrf.cli import main
 from metavrf.config import Config
-from metavrf.learners import LEARNERS
-from metavrf.nn.embeddings import EMBEDDINGS
-from metavrf.tasks.datasets import DATASETS
-from metavrf.tasks.functions import FAMILIES
 
 LEARNER = '''
 from __future__ import annotations
@@ -105,15 +100,6 @@ class Waves(FunctionFamily):
 '''
 SMALL = ["--way", "3", "--query", "3", "--test-query", "3", "--validate-tasks", "10", "--iterations", "3"]
 SMALL += ["--validate-every", "3", "--quiet"]
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """What a test adds is gone after it."""
-    yield
-    for registry in (LEARNERS, EMBEDDINGS, DATASETS, FAMILIES):
-        for name in list(registry):
-            registry.remove(name)
 
 
 def plugin(tmp_path: Path, code: str) -> str:
