@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from metavrf.tasks.datasets import DATASETS
 from metavrf.tasks.functions import FAMILIES
 from metavrf.testing import compare, evaluate
 from processes import TINY, TINY_OPTIONS, DiskOf, run, run_real, snapshot, without
+from shell import printed_json, refused
 
 COMMANDS = ("train", "evaluate", "compare", "info", "fit", "predict", "export", "demo", "study")
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -43,29 +43,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     metavrf.train("sine", out=path / "three", quiet=True, shot=3, **options)
     metavrf.train("sine-maml", out=path / "maml", quiet=True, **options)
     return path
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one sentence of a command that a user can mend."""
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    printed = capsys.readouterr()
-    assert stop.value.code == 2
-    assert printed.out == ""
-    assert printed.err.startswith("metavrf: ")
-    assert printed.err.count("\n") == 1
-    assert printed.err.endswith("\n")
-    return printed.err.removeprefix("metavrf: ").rstrip("\n")
-
-
-def printed_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    main([str(argument) for argument in arguments])
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    assert printed.out.count("\n") == 1
-    value = json.loads(printed.out)
-    assert isinstance(value, dict)
-    return value
 
 
 # Help
