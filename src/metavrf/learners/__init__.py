@@ -10,6 +10,7 @@ import torch
 
 from metavrf.errors import UserError
 from metavrf.learners.base import Learner
+from metavrf.learners.classifier import Classifier
 from metavrf.learners.maml import MAML
 from metavrf.learners.matching import Matching
 from metavrf.learners.meta_sgd import MetaSGD
@@ -53,6 +54,7 @@ _OWN: dict[str, type[Learner]] = {
     "relation": Relation,
     "r2d2": R2D2,
     "versa": Versa,
+    "classifier": Classifier,
 }
 for _name, _class in _OWN.items():
     LEARNERS.add(_name, _class)
