@@ -137,7 +137,7 @@ def test_training_in_bfloat16_learns_and_answers_in_single_precision(folder: Pat
 def test_weight_decay_pulls_at_the_matrices_of_the_embedding_alone() -> None:
     module = torch.nn.ModuleDict({"embedding": torch.nn.Linear(3, 2), "head": torch.nn.Linear(2, 2)})
     for kind in ("sgd", "adam"):
-        settings = TrainingSettings(optimizer=kind, weight_decay=0.1, lr=0.5)  # type: ignore[arg-type]
+        settings = TrainingSettings(optimizer=kind, weight_decay=0.1, lr=0.5)
         optimizer = make_optimizer(settings, module)
         for parameter in module.parameters():
             parameter.grad = torch.zeros_like(parameter)
