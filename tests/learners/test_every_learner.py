@@ -219,8 +219,7 @@ def test_the_help_says_what_lists_every_learner(capsys: pytest.CaptureFixture[st
         main(["train", "--help"])
     assert "'metavrf learners' lists them" in " ".join(capsys.readouterr().out.replace("│", " ").split())
     main(["learners"])
-    listed = capsys.readouterr().out.split()
-    assert set(LEARNERS) <= set(listed)
+    assert {f"{name}:" for name in LEARNERS} <= set(capsys.readouterr().out.split())
 
 
 # One's own
