@@ -28,7 +28,8 @@ from pictures_on_disk import SIDE
 from pictures_on_disk import tasks as tasks_on_bank
 
 KERNEL_LEARNERS = [("metavrf", "none"), ("metavrf", "lstm"), ("metavrf", "bilstm"), ("rff", "none")]
-EVERY_LEARNER = KERNEL_LEARNERS + [(name, "none") for name in LEARNERS if name not in ("metavrf", "rff")]
+OF_CLASSES = [name for name in LEARNERS if "classification" in LEARNERS[name].solves]
+EVERY_LEARNER = KERNEL_LEARNERS + [(name, "none") for name in OF_CLASSES if name not in ("metavrf", "rff")]
 OF_ANY_WAY = [(name, context) for name, context in EVERY_LEARNER if LEARNERS[name].any_way]
 OF_THE_TASK_ALONE: tuple[Statistics, ...] = ("running", "support")
 each_kernel_learner = pytest.mark.parametrize(("name", "context"), KERNEL_LEARNERS)
