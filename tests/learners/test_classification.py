@@ -22,6 +22,7 @@ from metavrf.learners.head import RIDGE_FLOOR
 from metavrf.learners.kernel import KernelLearner
 from metavrf.learners.metavrf import MetaVRF
 from metavrf.learners.relation import Relation
+from metavrf.learners.snail import SNAIL
 from metavrf.protocol import INDUCTIVE, Protocol, Statistics
 from metavrf.spec import TaskSpec
 from pictures_on_disk import SIDE
@@ -73,6 +74,8 @@ def experienced(name: str = "metavrf", context: str = "none", **options: Any) ->
             ridge_head(learner).beta.fill_(0.2)
         if isinstance(learner, Relation):
             learner.score.weight.mul_(30)  # it starts with hardly an opinion
+        if isinstance(learner, SNAIL):
+            learner.last.weight.mul_(30)  # likewise
     return learner.eval()
 
 

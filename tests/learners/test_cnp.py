@@ -18,6 +18,7 @@ from metavrf.randomness import stream
 from metavrf.spec import TaskSpec
 from metavrf.tasks.functions import family
 from metavrf.testing.adaptivity import adaptivity
+from pictures_on_disk import write_folder
 from ready_tasks import curves
 
 
@@ -97,9 +98,7 @@ def test_what_is_inferred_of_a_task_is_its_mean_code(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["cnp", "tnp"])
 def test_a_neural_process_refuses_classes(name: str, tmp_path: Path) -> None:
-    from pictures_on_disk import write_folder
-
     write_folder(tmp_path / "pictures")
     with pytest.raises(UserError, match=f"^the learner {name} is for regression, and these tasks are classification$"):
-        metavrf.train(str(tmp_path / "pictures"), learner=name, out=tmp_path / "run", quiet=True)
+        metavrf.train(str(tmp_path / "pictures"), learner=name, query=3, test_query=3, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
