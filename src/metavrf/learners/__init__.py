@@ -11,6 +11,9 @@ import torch
 from metavrf.errors import UserError
 from metavrf.learners.base import Learner
 from metavrf.learners.classifier import Classifier
+from metavrf.learners.cnp import CNP
+from metavrf.learners.gnn import GNN
+from metavrf.learners.imp import IMP
 from metavrf.learners.maml import MAML
 from metavrf.learners.matching import Matching
 from metavrf.learners.meta_sgd import MetaSGD
@@ -21,6 +24,9 @@ from metavrf.learners.rbf import RBF
 from metavrf.learners.relation import Relation
 from metavrf.learners.rff import RFF
 from metavrf.learners.shared import Shared
+from metavrf.learners.siamese import Siamese
+from metavrf.learners.snail import SNAIL
+from metavrf.learners.tnp import TNP
 from metavrf.learners.versa import Versa
 from metavrf.nn.embeddings import make_embedding
 from metavrf.randomness import stream
@@ -55,6 +61,12 @@ _OWN: dict[str, type[Learner]] = {
     "r2d2": R2D2,
     "versa": Versa,
     "classifier": Classifier,
+    "siamese": Siamese,
+    "snail": SNAIL,
+    "gnn": GNN,
+    "imp": IMP,
+    "tnp": TNP,
+    "cnp": CNP,
 }
 for _name, _class in _OWN.items():
     LEARNERS.add(_name, _class)

@@ -24,7 +24,7 @@ from metavrf.errors import UserError
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import of_logits, of_normals
 from metavrf.protocol import INDUCTIVE, Protocol
-from metavrf.settings import Count, EpisodeSettings, Natural, Positive
+from metavrf.settings import Count, Natural, Positive
 
 Weights = dict[str, Tensor]
 
@@ -83,15 +83,6 @@ class MAML(Learner):
         self.last = nn.Linear(embedding.features, self.outputs)
         self.log_noise = nn.Parameter(torch.tensor(0.0)) if self.regression else None
 
-    @classmethod
-    def check_tasks(cls, shape: EpisodeSettings, *, regression: bool) -> None:
-        """Refuse training tasks of another number of classes than test tasks."""
-        if not regression and shape.train_way not in (0, shape.way):
-            raise UserError(
-                f"train_way = {shape.train_way} must be 0 or the {shape.way} of --way: the last layer of this learner "
-                "fixes the number of classes"
-            )
-
     def forward(
         self,
         episodes: Episodes,
@@ -100,11 +91,7 @@ class MAML(Learner):
         protocol: Protocol = INDUCTIVE,
     ) -> Prediction:
         """Adapt to each task, then answer its queries."""
-        if not self.regression and episodes.way != self.outputs:
-            raise UserError(
-                f"this model answers {self.outputs} classes, which its last layer fixes: "
-                f"give tasks of --way {self.outputs}, not {episodes.way}, in training and test"
-            )
+        self.check_way(episodes)
         episodes = episodes.looked_up()
         support, query = episodes.support_x, episodes.query_x
         own = support.shape[1] if self.training else self.own_samples(episodes, protocol)
