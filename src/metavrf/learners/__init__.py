@@ -10,6 +10,8 @@ import torch
 
 from metavrf.errors import UserError
 from metavrf.learners.base import Learner
+from metavrf.learners.csn import CSN
+from metavrf.learners.leo import LEO
 from metavrf.learners.maml import MAML
 from metavrf.learners.matching import Matching
 from metavrf.learners.meta_sgd import MetaSGD
@@ -53,6 +55,8 @@ _OWN: dict[str, type[Learner]] = {
     "relation": Relation,
     "r2d2": R2D2,
     "versa": Versa,
+    "csn": CSN,
+    "leo": LEO,
 }
 for _name, _class in _OWN.items():
     LEARNERS.add(_name, _class)
