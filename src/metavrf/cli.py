@@ -27,6 +27,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("train", "Train", "Train a learner on tasks."),
+    "pretrain": Command("train", "Train", "Train an embedding to tell all training classes apart, to start from."),
     "evaluate": Command("runs", "Evaluate", "Test a run on tasks that are fixed by a seed."),
     "compare": Command("runs", "Compare", "Test runs on the same tasks, with paired differences and known limits."),
     "info": Command("runs", "Info", "Say what a run is: settings, progress, result."),
@@ -82,10 +83,10 @@ def parse(arguments: Sequence[str]) -> Any:
     if name not in COMMANDS:
         raise UserError(unknown("command", name, list(COMMANDS), "and see 'metavrf --help'"))
     kind, default = command_class(name), None
-    if name == "train":
+    if name in ("train", "pretrain"):
         from metavrf.commands.train import prepare
 
-        kind, default, rest = prepare(rest)
+        kind, default, rest = prepare(rest, "metavrf" if name == "train" else "classifier")
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -105,6 +106,7 @@ def print_completion(arguments: Sequence[str]) -> None:
 
     kinds = {name: command_class(name) for name in COMMANDS}
     kinds["train"], _, _ = prepare([])
+    kinds["pretrain"], _, _ = prepare(["omniglot"], "classifier")
     union: Any = Union[tuple(Annotated[kind, subcommand(name)] for name, kind in kinds.items())]  # noqa: UP007
     tyro.cli(union, args=list(arguments), prog="metavrf")
 

@@ -17,7 +17,17 @@ from metavrf.formats import FORMAT, upgraded
 from metavrf.learners import LEARNERS, build
 from metavrf.learners.base import Learner
 from metavrf.nn.embeddings import EmbeddingSettings
-from metavrf.settings import Count, DataSettings, EpisodeSettings, Natural, NotNegative, Positive, Range, check_settings
+from metavrf.settings import (
+    Count,
+    DataSettings,
+    EpisodeSettings,
+    Natural,
+    NotNegative,
+    Positive,
+    Range,
+    added,
+    check_settings,
+)
 from metavrf.spec import TaskSpec
 from metavrf.tasks.datasets import DATASETS
 from metavrf.tasks.functions import FAMILIES
@@ -34,7 +44,19 @@ class TrainingSettings:
     iterations: Count = 20_000
     """Training steps."""
     lr: Positive = 2e-3
-    """Peak learning rate of Adam."""
+    """Peak learning rate."""
+    optimizer: Literal["adam", "sgd"] = added("adam", before="adam")
+    """Adam, or gradient descent with momentum 0.9, which wants a rate of about 0.1."""
+    weight_decay: NotNegative = added(0.0, before=0.0)
+    """Pull the weights of the embedding, and of a classifier of the training classes, towards zero by this much."""
+    classify_weight: NotNegative = added(0.0, before=0.0)
+    """Weight of a second loss: a classifier of all training classes on the features of the same pictures. It teaches
+    the embedding, and is not used at test time."""
+    start_from: str = added("", before="")
+    """A run whose embedding, and classifier of the training classes, this one starts from."""
+    precision: Literal["32", "bf16-mixed"] = added("32", before="32")
+    """Numbers the embedding of pictures is trained in: 32 bits, or mostly 16, which is faster where the processor has
+    instructions for them. Everything else has 32 bits or more."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """Learning rate after the warm-up: down to zero along a cosine, or constant."""
     warmup: Natural = 100
@@ -66,8 +88,7 @@ class Config(Generic[Own]):
     omniglot, cifar-fs, fc100, mini-imagenet, mixed-images. A path: a Parquet file, a folder with one sub-folder per
     class, a feature file of 'metavrf embed'. Or one of your own (--plugin)."""
     learner: str
-    """metavrf, shared, rff, rbf, maml, meta-sgd, matching, prototypical, relation, r2d2 or versa ('metavrf learners'
-    says what they are), or one of your own (--plugin)."""
+    """The method: 'metavrf learners' lists them; or one of your own (--plugin)."""
     preset: Literal["default", "paper"]
     """Where the defaults come from: what validates best here, or the paper's own settings."""
     model: Own
@@ -134,7 +155,10 @@ class Config(Generic[Own]):
     def build(self, spec: TaskSpec | None = None) -> Learner:
         """A new learner for tasks as ``spec`` says, its weights drawn from the seed."""
         spec = replace(spec or TaskSpec(), way=self.episode.way, stream=self.episode.stream)
-        return build(self.learner, self.embedding, spec, self.model, self.training.seed)
+        learner = build(self.learner, self.embedding, spec, self.model, self.training.seed)
+        if self.training.classify_weight:
+            learner.classify(self.training.classify_weight)
+        return learner
 
     def to_toml(self) -> str:
         """The text of config.toml."""

@@ -30,6 +30,8 @@ class Episodes:
             it, so that thousands of tasks on the same images hold each image once.
         stream: tasks of a stream: every ``stream`` consecutive tasks are a sequence of related ones, in which a task
             may look back at the *supports* of those before it. 1 for tasks that have nothing to do with each other.
+        classes: ``[T, C]`` numbers of the tasks' classes among all training classes, or None. Only training tasks have
+            them: they are what a classifier of the training classes learns from.
     """
 
     support_x: Tensor
@@ -39,6 +41,7 @@ class Episodes:
     way: int | None = None
     bank: Tensor | None = None
     stream: int = 1
+    classes: Tensor | None = None
 
     def __post_init__(self) -> None:
         x, y = self.support_x, self.support_y
@@ -136,8 +139,11 @@ class Episodes:
     def __getitem__(self, tasks: slice | Tensor) -> Episodes:
         """Some of the tasks, by a slice or by their numbers."""
         query_y = None if self.query_y is None else self.query_y[tasks]
+        classes = None if self.classes is None else self.classes[tasks]
         support_x, support_y, query_x = self.support_x[tasks], self.support_y[tasks], self.query_x[tasks]
-        return replace(self, support_x=support_x, support_y=support_y, query_x=query_x, query_y=query_y)
+        return replace(
+            self, support_x=support_x, support_y=support_y, query_x=query_x, query_y=query_y, classes=classes
+        )
 
     def batches(self, size: int) -> list[Episodes]:
         """The same tasks in order, at most ``size`` at a time, but never less than a stream."""

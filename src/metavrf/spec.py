@@ -30,6 +30,8 @@ class TaskSpec:
     """What makes such features of pictures (:func:`metavrf.networks.picture_features`), if it is a known network."""
     pictures: str = ""
     """The data set whose pictures the features are of, if they are features."""
+    train_classes: int = field(default=0, compare=False)
+    """Training classes, rotations and mirror images included; 0 where there are none, or an older file has it not."""
     way: int = 5
     """Classes per task, for learners that fix them."""
     stream: int = 1

@@ -19,7 +19,8 @@ from metavrf.files import read_tensors
 from metavrf.learners.prototypical import Prototypical
 from metavrf.runs import training
 from metavrf.runs.directory import Run
-from metavrf.runs.training import clip_gradients, learning_rate, make_fabric
+from metavrf.runs.optimizing import clip_gradients, learning_rate
+from metavrf.runs.training import make_fabric
 from processes import (
     DOCUMENTED,
     TIMEOUT,

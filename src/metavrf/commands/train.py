@@ -54,25 +54,28 @@ class Train(Plugins, Generic[Own]):
             print(f"test it with: {shlex.join(command)}", file=sys.stderr)
 
 
-def prepare(arguments: Sequence[str]) -> tuple[Any, Any, list[str]]:
-    """The command's class for the learner that is asked for, its defaults, and the arguments for the parser."""
+def prepare(arguments: Sequence[str], learner: str = "metavrf") -> tuple[Any, Any, list[str]]:
+    """The command's class for the learner that is asked for, its defaults, and the arguments for the parser.
+
+    ``learner`` is taken where none is asked for.
+    """
     arguments = list(arguments)
     if arguments and not arguments[0].startswith("-"):
         arguments = ["--task", *arguments]  # the task may stand first, without the option's name
     load_plugins([Path(file) for file in _values(arguments, "--plugin")])
-    config = _starting_config(arguments)
+    config = _starting_config(arguments, learner)
     kind: Any = Train[type(config.model)]  # type: ignore[misc]
     return kind, Train(config=config, out=tyro.MISSING), arguments
 
 
-def _starting_config(arguments: Sequence[str]) -> Config[Any]:
+def _starting_config(arguments: Sequence[str], learner: str) -> Config[Any]:
     """Defaults, which depend on the task, the learner, the preset and the context that the arguments name."""
     if "--resume" in arguments:
         return Run.open(_value(arguments, "--out", "")).config()
     name = _value(arguments, "--preset", "default")
     start = (
         _value(arguments, "--task", DEFAULT_TASK),
-        _value(arguments, "--learner", "metavrf"),
+        _value(arguments, "--learner", learner),
         name if name in PRESETS else "default",  # if unknown, the parser says so
     )
     context = _value(arguments, "--context", "")

@@ -10,6 +10,7 @@ import torch
 
 from metavrf.errors import UserError
 from metavrf.learners.base import Learner
+from metavrf.learners.classifier import Classifier
 from metavrf.learners.csn import CSN
 from metavrf.learners.leo import LEO
 from metavrf.learners.maml import MAML
@@ -55,6 +56,7 @@ _OWN: dict[str, type[Learner]] = {
     "relation": Relation,
     "r2d2": R2D2,
     "versa": Versa,
+    "classifier": Classifier,
     "csn": CSN,
     "leo": LEO,
 }

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners.adapted import Solving
+from metavrf.learners.classifying import ClassHead
 from metavrf.learners.stream import Stream
 from metavrf.nn.embeddings import Embedding, Ready
 from metavrf.nn.mlp import Raw
@@ -86,6 +87,8 @@ class Learner(nn.Module, ABC):
         super().__init__()
         self.spec = TaskSpec() if spec is None else spec
         self.embedding: nn.Module = Raw(self.spec.inputs[0]) if embedding is None else embedding
+        self.classifier: ClassHead | None = None
+        self.classify_weight = 0.0
         self.settings = self.Settings() if settings is None else settings
         check_settings(self.settings)
         self.register_buffer("temperature", torch.ones(()))
@@ -114,7 +117,25 @@ class Learner(nn.Module, ABC):
         protocol: Protocol = INDUCTIVE,
     ) -> Prediction:
         """Embed and solve the tasks; ``generator`` feeds whatever the learner draws at random while it trains."""
-        return self.solve(self.embedded(episodes, protocol), memory, generator)
+        embedded = self.embedded(episodes, protocol)
+        return self.classified(self.solve(embedded, memory, generator), embedded)
+
+    def classify(self, weight: float) -> None:
+        """Train a classifier of the training classes beside the tasks, on the same features."""
+        if not (self.embeds_alone and self.spec.train_classes):
+            raise UserError(
+                f"classify_weight = {weight} is for learners of classes whose embedding is the same in every task"
+            )
+        self.classifier = ClassHead(int(self.embedding.features), self.spec.train_classes)  # type: ignore[arg-type]
+        self.classify_weight = weight
+
+    def classified(self, prediction: Prediction, embedded: Episodes) -> Prediction:
+        """The prediction with the loss of the classifier of the training classes added, where there is one."""
+        if self.classifier is None or prediction.loss is None or embedded.classes is None:
+            return prediction
+        error = self.classifier.loss(embedded)
+        loss = prediction.loss + self.classify_weight * error
+        return replace(prediction, loss=loss, terms=dict(prediction.terms) | {"training_classes": error})
 
     @abstractmethod
     def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:

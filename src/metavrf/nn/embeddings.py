@@ -23,7 +23,7 @@ from metavrf.nn.normalisation import Normalisation, Own
 from metavrf.nn.pooling import max_pool
 from metavrf.nn.views import views_of
 from metavrf.registry import Registry
-from metavrf.settings import Count, Natural, Share
+from metavrf.settings import Count, Natural, Share, added
 
 FUNCTION_SIZES = (40, 40)  # Table fcn-reg
 POOLED_FOR_MAPS = 2
@@ -39,6 +39,9 @@ class EmbeddingSettings:
     own (--plugin)."""
     channels: Count = 64
     """Channels of conv4 and conv5."""
+    last_channels: Natural = added(0, before=0)
+    """Channels of the last block of conv4 and conv5, to which they grow from the second block on: later blocks see
+    smaller maps, so width costs little there. 0 for as many as --channels."""
     dropout: Share = 0.0
     """Share of activations dropped after each block while training."""
     project: Natural = 0
@@ -85,6 +88,7 @@ class Embedding(nn.Module):
 
     shape: tuple[int, int, int]
     channels_last: bool = True  # to be switched off under vmap, which does not know of it
+    mixed: bool = False  # whether to train in bfloat16 where that is safe
 
     @property
     def features(self) -> int:
@@ -110,7 +114,10 @@ class Embedding(nn.Module):
             images = images.to(memory_format=torch.channels_last)
         if not images.is_floating_point():
             images = images.float() / 255
-        return self.network(images, own)
+        if not (self.mixed and self.training):
+            return self.network(images, own)
+        with torch.autocast(images.device.type, torch.bfloat16):
+            return self.network(images, own).float()
 
     def initialise(self, x: Tensor) -> None:
         """Set what is best set from data, ``x [T, N, ...]`` of training tasks, before the first step."""
@@ -133,6 +140,7 @@ class ConvNet(Embedding):
         *,
         blocks: int,
         channels: int = 64,
+        last_channels: int = 0,
         ceil: bool = True,
         dropout: float = 0.0,
         pooled: int | None = None,
@@ -141,9 +149,11 @@ class ConvNet(Embedding):
         self.ceil = ceil
         self.dropout = dropout
         self.pooled = blocks if pooled is None else pooled
-        planes = [inputs[0]] + [channels] * blocks
+        growth = ((last_channels or channels) - channels) / (blocks - 2)
+        widths = [channels, *(round(channels + step * growth) for step in range(blocks - 1))]
+        planes = [inputs[0], *widths]
         self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in pairwise(planes))
-        self.norms = nn.ModuleList(Normalisation(channels) for _ in range(blocks))
+        self.norms = nn.ModuleList(Normalisation(width) for width in widths)
         side = list(inputs[1:])
         for _ in range(self.pooled):
             side = [(length + 1) // 2 if ceil else length // 2 for length in side]
@@ -151,7 +161,7 @@ class ConvNet(Embedding):
             raise UserError(
                 f"pictures of {inputs[1]} x {inputs[2]} pixels are too small for {blocks} blocks of pooling"
             )
-        self.shape = (channels, side[0], side[1])
+        self.shape = (widths[-1], side[0], side[1])
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def network(self, images: Tensor, own: Own | None) -> Tensor:
@@ -307,14 +317,26 @@ def _ready(inputs: Sequence[int], settings: EmbeddingSettings, **_: Any) -> Read
 
 @register_embedding("conv4")
 def _conv4(inputs: Sequence[int], settings: EmbeddingSettings, *, maps: bool) -> ConvNet:
-    pooled = POOLED_FOR_MAPS if maps else None
-    return ConvNet(inputs, blocks=4, channels=settings.channels, dropout=settings.dropout, pooled=pooled)
+    return _convolutional(inputs, settings, blocks=4, ceil=True, maps=maps)
 
 
 @register_embedding("conv5")
 def _conv5(inputs: Sequence[int], settings: EmbeddingSettings, *, maps: bool) -> ConvNet:
-    pooled = POOLED_FOR_MAPS if maps else None
-    return ConvNet(inputs, blocks=5, ceil=False, channels=settings.channels, dropout=settings.dropout, pooled=pooled)
+    return _convolutional(inputs, settings, blocks=5, ceil=False, maps=maps)
+
+
+def _convolutional(
+    inputs: Sequence[int], settings: EmbeddingSettings, *, blocks: int, ceil: bool, maps: bool
+) -> ConvNet:
+    return ConvNet(
+        inputs,
+        blocks=blocks,
+        channels=settings.channels,
+        last_channels=settings.last_channels,
+        ceil=ceil,
+        dropout=settings.dropout,
+        pooled=POOLED_FOR_MAPS if maps else None,
+    )
 
 
 @register_embedding("resnet12")

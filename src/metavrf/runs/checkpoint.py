@@ -13,6 +13,7 @@ from metavrf.errors import UserError
 from metavrf.files import load_weights, read_tensors
 from metavrf.learners.base import Learner
 from metavrf.runs.directory import Run
+from metavrf.runs.optimizing import moments as kept_of_a_weight
 
 
 @dataclass
@@ -68,10 +69,11 @@ def load_checkpoint(
 
 def _load_moments(optimizer: torch.optim.Optimizer, moments: dict[str, Tensor], where: str) -> None:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    names = kept_of_a_weight(optimizer)
     expected = {
         f"{index}.{name}": () if name == "step" else tuple(parameter.shape)
         for index, parameter in enumerate(parameters)
-        for name in ("step", "exp_avg", "exp_avg_sq")
+        for name in names
     }
     sound = {name: tuple(tensor.shape) for name, tensor in moments.items()} == expected
     if not sound or not all(torch.isfinite(tensor).all() for tensor in moments.values()):

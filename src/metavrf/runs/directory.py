@@ -6,6 +6,7 @@
     state.safetensors   all that --resume needs: weights, optimiser, every rank's context state, step
     metrics.jsonl       one line per validation
     result.json         what came out, once the run has ended
+    start.json          of a run that started from another: which
     card.json           of a packed model: what it was tested to do
 
 Each file is written beside itself and renamed into place. Nothing here is a pickle.
@@ -43,6 +44,7 @@ class Run:
         self.result_file = self.path / "result.json"
         self.data_file = self.path / "data.json"
         self.card_file = self.path / "card.json"
+        self.start_file = self.path / "start.json"
         self.files = (
             self.config_file,
             self.data_file,
@@ -53,8 +55,10 @@ class Run:
         )
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], config: Config[Any], spec: TaskSpec) -> Run:
-        """Start a run directory; refuses one that holds a run already."""
+    def create(
+        cls, path: str | os.PathLike[str], config: Config[Any], spec: TaskSpec, start: Mapping[str, Any] | None = None
+    ) -> Run:
+        """Start a run directory; refuses one that holds a run already. ``start`` says what it starts from."""
         run = cls(path)
         run.refuse_if_held()
         try:
@@ -64,6 +68,8 @@ class Run:
                 f"cannot make the run directory {run.path}: {error.strerror}; choose another --out"
             ) from error
         write_json(run.data_file, spec.to_dict())
+        if start is not None:
+            write_json(run.start_file, dict(start))
         write_atomically(run.config_file, config.to_toml())
         return run
 
@@ -94,7 +100,7 @@ class Run:
 
     def discard(self) -> None:
         """Take back a start that came to nothing: what :meth:`create` wrote, and the folder if that was all."""
-        for file in (self.config_file, self.data_file, self.metrics_file):
+        for file in (self.config_file, self.data_file, self.start_file, self.metrics_file):
             file.unlink(missing_ok=True)
         with suppress(OSError):
             self.path.rmdir()
@@ -106,6 +112,10 @@ class Run:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {self.config_file}: {error}") from error
         return Config.from_toml(text, str(self.config_file))
+
+    def start(self) -> dict[str, Any] | None:
+        """Which run this one started from, if from one."""
+        return read_json(self.start_file, "remove it, or take it from a copy of the run")
 
     def spec(self) -> TaskSpec:
         """What the run's tasks look like; runs on functions of format 1 have no such file."""

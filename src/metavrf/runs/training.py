@@ -29,12 +29,15 @@ from metavrf.learners.base import Learner
 from metavrf.learners.head import BAND_NODES, MixtureHead
 from metavrf.learners.measuring import calibrate, calibrate_band
 from metavrf.memory import keep_freed_memory
+from metavrf.nn.embeddings import Embedding
 from metavrf.prediction import Prediction
 from metavrf.randomness import stream
 from metavrf.runs.checkpoint import Position, load_checkpoint, save_checkpoint
 from metavrf.runs.directory import Run
+from metavrf.runs.optimizing import clip_gradients, learning_rate, make_optimizer
 from metavrf.runs.progress import Progress
 from metavrf.runs.provenance import provenance
+from metavrf.runs.starting import start_from
 from metavrf.runs.stopping import Interrupted, stop_signals
 from metavrf.tasks.source import Tasks, open_tasks
 
@@ -78,12 +81,16 @@ def train(
     tasks.training(config.episode, stream(0, "train"))  # what cannot work fails before anything is written
     tasks.held_out("val", 2, config.episode, stream(0, "validation"))
     learner = config.build(tasks.spec)
+    begun = config.training.start_from and not resume
+    start = start_from(config.training.start_from, learner, tasks.spec) if begun else None
+    if isinstance(learner.embedding, Embedding):
+        learner.embedding.mixed = config.training.precision == "bf16-mixed"
     if config.training.tensorboard:
         _summary_writer()  # not installed is said before anything is written
     if resume and run.spec() != tasks.spec:
         raise UserError(f"the data is not what {run.path} was started on: a resumed run needs the same files")
     if not resume and first_rank:
-        run = Run.create(out, config, tasks.spec)
+        run = Run.create(out, config, tasks.spec, start)
     keep_freed_memory()
     fabric = make_fabric(config.training)
     fabric.launch()
@@ -137,7 +144,7 @@ class Trainer:
         if not self.resumed:
             with self._seeded_dropout():
                 self.learner.initialise(self._first_tasks())
-        self.optimizer = torch.optim.Adam(self.learner.parameters(), lr=config.training.lr, fused=True)
+        self.optimizer = make_optimizer(config.training, self.learner)
         weights = None
         if self.resumed:
             self.at, weights = load_checkpoint(run, learner, self.optimizer, rank=fabric.global_rank)
@@ -324,26 +331,10 @@ class Trainer:
                 "parameters": sum(p.numel() for p in self.learner.parameters()),
                 "train_seconds": round(self.at.seconds, 1),
                 "train_cpu_seconds": round(self.at.cpu_seconds, 1),
+                **({"started_from": start} if (start := self.run.start()) else {}),
                 **provenance(self.config.training.seed),
             },
         )
-
-
-def clip_gradients(learner: Learner, limit: float) -> float:
-    """Scale all gradients so that their joint norm is at most ``limit``, unless that is 0; returns the norm before."""
-    gradients = [parameter.grad for parameter in learner.parameters() if parameter.grad is not None]
-    norm = torch.stack(torch._foreach_norm(gradients)).norm().item()
-    if limit and norm > limit:
-        torch._foreach_mul_(gradients, limit / norm)
-    return norm
-
-
-def learning_rate(settings: TrainingSettings, step: int) -> float:
-    """Linear warm-up, then constant or a cosine down to zero."""
-    rate = settings.lr * min(1.0, (step + 1) / max(1, settings.warmup))
-    if settings.schedule == "cosine":
-        rate *= 0.5 * (1 + math.cos(math.pi * step / settings.iterations))
-    return rate
 
 
 def _summary_writer() -> Any:

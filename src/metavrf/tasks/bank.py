@@ -85,7 +85,7 @@ class Bank:
         """Tasks of ``way`` classes, ``shot`` support and ``query`` query samples per class.
 
         Classes of a task, and samples of a class, are drawn without replacement, all equally likely. Samples are
-        ordered class by class: ``support_y`` is 0…0 1…1 ….
+        ordered class by class: ``support_y`` is 0…0 1…1 …. ``classes`` are the tasks' classes by their numbers here.
 
         ``within_group`` draws a task's classes from one group; all groups of ``way`` classes or more are equally
         likely. With ``stream`` above 1, that many consecutive tasks are a stream: they share the group, and each draws
@@ -99,9 +99,10 @@ class Bank:
         if stream > 1:
             chunk = min(chunk, stream * DRAWS_AT_ONCE // (len(self.names) * int(self.counts.max())))
         chunk = max(1, chunk // stream) * stream
-        parts = []
+        parts, drawn = [], []
         for size in [chunk] * (tasks // chunk) + [tasks % chunk] * (tasks % chunk > 0):
             classes = self._draw_classes(size, way, generator, within_group, stream)  # [T, C]
+            drawn.append(classes)
             parts.append(self._draw_samples(classes, shot, query, generator, stream))  # [T, C, shot + query]
         support, query_rows = torch.cat(parts).split([shot, query], dim=2)
         target = torch.arange(way)
@@ -113,6 +114,7 @@ class Bank:
             way,
             self.inputs,
             stream,
+            torch.cat(drawn),
         )
 
     def _check(self, way: int, shot: int, query: int) -> None:

@@ -6,6 +6,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -142,7 +143,7 @@ class ClassTasks(Tasks):
             self.banks["train"] = rotated(self.banks["train"].compact())
         if mirror:
             self.banks["train"] = mirrored(self.banks["train"].compact())
-        self.spec = spec
+        self.spec = replace(spec, train_classes=len(self.banks["train"].names))
         self.augment = augment
 
     def training(self, shape: EpisodeSettings, generator: torch.Generator) -> Episodes:
@@ -172,7 +173,7 @@ class ClassTasks(Tasks):
             raise UserError("--within-alphabet is not for mixed data sets: each task is of one set in any case")
         self._check_sets(part, shape.way)
         tasks = max(1, tasks // shape.stream) * shape.stream
-        return self.banks[part].sample(
+        episodes = self.banks[part].sample(
             tasks,
             shape.way,
             shape.shot,
@@ -181,6 +182,7 @@ class ClassTasks(Tasks):
             within_group=within_group or self.mixed,
             stream=shape.stream,
         )
+        return replace(episodes, classes=None)  # they are no training classes
 
     def _check_sets(self, part: str, way: int) -> None:
         """Refuse tasks that not all of the mixed data sets have the classes for: the others would drop out."""
