@@ -9,9 +9,12 @@ from typing import Any, TypeVar
 import torch
 
 from metavrf.errors import UserError
+from metavrf.learners.activations import Activations
 from metavrf.learners.base import Learner
 from metavrf.learners.classifier import Classifier
 from metavrf.learners.csn import CSN
+from metavrf.learners.dynamic import Dynamic
+from metavrf.learners.kshot import KShot
 from metavrf.learners.leo import LEO
 from metavrf.learners.maml import MAML
 from metavrf.learners.matching import Matching
@@ -23,6 +26,7 @@ from metavrf.learners.rbf import RBF
 from metavrf.learners.relation import Relation
 from metavrf.learners.rff import RFF
 from metavrf.learners.shared import Shared
+from metavrf.learners.tadam import TADAM
 from metavrf.learners.versa import Versa
 from metavrf.nn.embeddings import make_embedding
 from metavrf.randomness import stream
@@ -59,6 +63,10 @@ _OWN: dict[str, type[Learner]] = {
     "classifier": Classifier,
     "csn": CSN,
     "leo": LEO,
+    "activations": Activations,
+    "kshot": KShot,
+    "dynamic": Dynamic,
+    "tadam": TADAM,
 }
 for _name, _class in _OWN.items():
     LEARNERS.add(_name, _class)

@@ -124,7 +124,8 @@ class CSN(Learner):
             if self.settings.feedback == "direct":
                 known = slope.unsqueeze(-1) * error.unsqueeze(-2)
             else:
-                back = slope * (back @ self.weights[layer + 1].weight)
+                after: Any = self.weights[layer + 1]
+                back = slope * (back @ after.weight)
                 known = back.unsqueeze(-1)
             told.insert(0, known)
         return told

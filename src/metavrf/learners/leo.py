@@ -12,7 +12,8 @@ with z' the codes after the inner loop. Training samples z and w. At test time b
 
 The authors work on ready features of a wide residual network, with dropout before the encoder and weight decay on all
 layers. Here the embedding's own dropout and no weight decay take their place, the embedding may be trained with the
-rest, and features are scaled to length √d, so that one step of the inner loop is as long whatever the embedding.
+rest, and features are scaled to the same length, so that a step of the inner loop means the same whatever the
+embedding.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from metavrf.episodes import Episodes
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import of_logits
 from metavrf.settings import Count, Natural, NotNegative, Positive
+
+LENGTH = 4.0  # of features: longer ones would make the first inner steps overshoot
 
 
 @dataclass(frozen=True)
@@ -182,9 +185,7 @@ class LEO(Learner):
         return of_logits((episodes.query_x @ weights.mT).unsqueeze(0), episodes)
 
     def _scaled(self, episodes: Episodes) -> Episodes:
-        """Features of length √d."""
-        size = episodes.support_x.shape[-1] ** 0.5
-        return episodes.embedded(lambda z: size * F.normalize(z, dim=-1))
+        return episodes.embedded(lambda z: LENGTH * F.normalize(z, dim=-1))
 
 
 def support_loss(episodes: Episodes, weights: Tensor) -> Tensor:
