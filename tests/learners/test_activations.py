@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from few_shot import FEATURES, QUERIES, SPEC, SUPPORT_Y, TASKS, TRAIN_CLASSES, WAY, tasks
 
+from few_shot import FEATURES, QUERIES, SPEC, SUPPORT_Y, TASKS, TRAIN_CLASSES, WAY, tasks
 from metavrf.learners.activations import Activations, ActivationsSettings
 from metavrf.nn.mlp import Raw
 
@@ -26,9 +26,10 @@ def weight(learner: Activations, task: int, number: int, training: bool = False)
     """Of one class, from the mean of its unit-length support."""
     support = tasks(training=training).support_x[task][number == SUPPORT_Y]
     mean = torch.stack([x / x.norm() for x in support]).mean(0)
+    predictor: Any = learner.predictor
     if learner.settings.predictor == "linear":
-        return learner.predictor.weight @ mean + learner.predictor.bias
-    first, _, second = learner.predictor
+        return predictor.weight @ mean + predictor.bias
+    first, _, second = predictor
     return second.weight @ (first.weight @ mean + first.bias).clamp_min(0) + second.bias
 
 
@@ -76,9 +77,9 @@ def test_predicted_weights_take_the_place_of_trained_ones(generator: torch.Gener
 
 def test_a_class_is_represented_by_one_of_its_samples_now_and_then() -> None:
     learner, episodes = activations(single=0.5, predictor="linear"), tasks(training=True)
-    with torch.no_grad():
-        learner.predictor.weight.copy_(torch.eye(FEATURES))
-        learner.predictor.bias.zero_()
+    predictor: Any = learner.predictor
+    torch.nn.init.eye_(predictor.weight)
+    torch.nn.init.zeros_(predictor.bias)
     unit = F.normalize(episodes.support_x, dim=-1)
     means = episodes.prototypes(unit)
     generator, alone, chosen = torch.Generator().manual_seed(0), 0, set()

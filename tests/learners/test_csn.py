@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from few_shot import FEATURES, QUERIES, SPEC, TASKS, WAY, tasks
 from torch import Tensor
 
+from few_shot import FEATURES, QUERIES, SPEC, TASKS, WAY, tasks
 from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
@@ -80,10 +80,10 @@ def test_queries_are_answered_by_neurons_shifted_from_memory(feedback: str) -> N
 @each_feedback
 def test_a_memory_of_zeros_leaves_the_plain_classifier(feedback: str) -> None:
     learner, episodes = csn(feedback=feedback), doubled()
-    with torch.no_grad():
-        for g in learner.values:
-            g[-1].weight.zero_()
-            g[-1].bias.zero_()
+    networks: Any = learner.values
+    for network in networks:
+        torch.nn.init.zeros_(network[-1].weight)
+        torch.nn.init.zeros_(network[-1].bias)
     plain = learner.shifted(episodes.query_x)[-1]
     torch.testing.assert_close(learner.predict(episodes).samples[0], plain.detach())
 

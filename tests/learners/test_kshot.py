@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from few_shot import FEATURES, SPEC, TASKS, WAY, tasks
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 
+from few_shot import FEATURES, SPEC, TASKS, WAY, tasks
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners.kshot import SHRINKAGE, KShot, KShotSettings

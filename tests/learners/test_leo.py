@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from few_shot import FEATURES, SPEC, SUPPORT_Y, TASKS, WAY, tasks
 from torch import Tensor
 
+from few_shot import FEATURES, SPEC, SUPPORT_Y, TASKS, WAY, tasks
 from metavrf.episodes import Episodes
 from metavrf.learners.leo import LENGTH, LEO, LEOSettings, support_loss
 from metavrf.nn.mlp import Raw
@@ -30,7 +30,8 @@ def features(x: Tensor) -> Tensor:
 def relation(learner: LEO, one: Tensor, other: Tensor) -> Tensor:
     """The whole relation network on the pair side by side."""
     first = torch.cat([learner.first.weight, learner.second.weight], dim=1)
-    second, last = learner.relation[1].weight, learner.relation[3].weight
+    layers: Any = learner.relation
+    second, last = layers[1].weight, layers[3].weight
     return last @ F.relu(second @ F.relu(first @ torch.cat([one, other])))
 
 

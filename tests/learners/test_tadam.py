@@ -34,7 +34,8 @@ def tadam(post: float = 0.0, **settings: Any) -> TADAM:
     learner = TADAM(ConvNet((1, 9, 9), blocks=BLOCKS, channels=CHANNELS), SPEC, TADAMSettings(**settings))
     with torch.no_grad():
         learner.post.add_(post * torch.randn_like(learner.post))
-        for norm in learner.layers:
+        layers: Any = learner.layers
+        for norm in layers:
             norm.running_mean.normal_()
             norm.running_var.uniform_(0.5, 2)
     return learner.eval()
