@@ -12,7 +12,7 @@ from scipy.special import log_softmax, softmax
 from few_shot import FEATURES, SPEC, TASKS, WAY, tasks
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.learners.kshot import SHRINKAGE, KShot, KShotSettings
+from metavrf.learners.kshot import SHRINKAGE, KShot, KShotSettings, scaled
 from metavrf.nn.mlp import Raw
 from metavrf.spec import TaskSpec
 
@@ -21,10 +21,14 @@ each_prior = pytest.mark.parametrize("prior", ["isotropic", "diagonal", "full"])
 
 def kshot(spec: TaskSpec = SPEC, **settings: Any) -> KShot:
     torch.manual_seed(0)
-    learner = KShot(Raw(spec.inputs[0]), spec, KShotSettings(**settings)).double().eval()
+    learner = KShot(Raw(spec.inputs[0]), spec, KShotSettings(**{"spread": 1.5, **settings})).double().eval()
     with torch.no_grad():  # weights of unlike spread, away from the origin
         learner.classifier.weight.mul_(torch.linspace(1, 3, spec.inputs[0])).add_(1.5)
     return learner
+
+
+def lengthened(x: Any) -> Any:
+    return np.sqrt(x.shape[-1]) * x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
 def doubled(training: bool = False) -> Episodes:
@@ -32,9 +36,9 @@ def doubled(training: bool = False) -> Episodes:
 
 
 def gaussian(learner: KShot) -> tuple[Any, Any]:
-    """Mean and covariance of the training classes' weights."""
+    """Mean and covariance of the training classes' weights, the covariance wider by the factor 1.5²."""
     weight = learner.classifier.weight.detach().numpy()
-    covariance = np.cov(weight.T, bias=True)
+    covariance = 1.5**2 * np.cov(weight.T, bias=True)
     isotropic = np.eye(FEATURES) * np.trace(covariance) / FEATURES
     kinds = {
         "isotropic": isotropic,
@@ -51,7 +55,7 @@ def test_the_most_probable_weights_are_those_of_an_optimiser(prior: str) -> None
     mean, covariance = gaussian(learner)
     precision = np.linalg.inv(covariance)
     for task in range(TASKS):
-        x, y = episodes.support_x[task].numpy(), episodes.support_y[task].numpy()
+        x, y = lengthened(episodes.support_x[task].numpy()), episodes.support_y[task].numpy()
 
         def loss(flat: Any, x: Any = x, y: Any = y) -> tuple[float, Any]:
             w = flat.reshape(WAY, FEATURES)
@@ -62,13 +66,13 @@ def test_the_most_probable_weights_are_those_of_an_optimiser(prior: str) -> None
             return nll + 0.5 * np.sum(away * (w - mean)), slope.ravel()
 
         found = minimize(loss, np.tile(mean, WAY), jac=True, method="BFGS", options={"gtol": 1e-9})
-        logits = episodes.query_x[task].numpy() @ found.x.reshape(WAY, FEATURES).T
+        logits = lengthened(episodes.query_x[task].numpy()) @ found.x.reshape(WAY, FEATURES).T
         np.testing.assert_allclose(answer[task].numpy(), log_softmax(logits, -1), atol=1e-5)
 
 
 def test_each_step_lowers_the_loss() -> None:
     learner, episodes = kshot(), doubled()
-    x, y = learner.whitened(episodes.support_x).detach(), episodes.support_targets.double()
+    x, y = learner.whitened(scaled(episodes.support_x)).detach(), episodes.support_targets.double()
     losses = []
     for steps in range(1, 12):
         w = kshot(steps=steps).most_probable(x, y)
@@ -82,25 +86,27 @@ def test_few_steps_come_close_to_many() -> None:
 
 
 def two_classes() -> tuple[KShot, Episodes]:
-    """One number a sample and two classes: the posterior is a density over a plane."""
-    spec = TaskSpec((1,), None, way=2, train_classes=5)
+    """Two classes and samples of one number and a zero: the posterior that counts is a density over a plane."""
+    spec = TaskSpec((2,), None, way=2, train_classes=5)
     learner = kshot(spec, samples=4000)
-    x, y = torch.tensor([[[0.8], [-0.5], [1.5]]]).double(), torch.tensor([[0, 1, 0]])
-    return learner, Episodes(x, y, torch.tensor([[[1.0], [-2.0], [0.3]]]).double(), None, 2)
+    x, y = torch.tensor([[[0.8, 0.0], [-0.5, 0.0], [1.5, 0.0]]]).double(), torch.tensor([[0, 1, 1]])
+    return learner, Episodes(x, y, torch.tensor([[[1.0, 0.0], [-2.0, 0.0]]]).double(), None, 2)
 
 
 def test_samples_are_from_the_posterior() -> None:
     learner, episodes = two_classes()
     weight = learner.classifier.weight.detach().numpy()
-    mean, std = weight.mean(), weight.std()
+    mean, std = weight.mean(0)[0], 1.5 * np.sqrt(weight.var(0).mean())
     grid = np.linspace(mean - 7 * std, mean + 7 * std, 400)
     w = np.stack(np.meshgrid(grid, grid, indexing="ij"), -1)  # [400, 400, 2]
     log_density = -0.5 * (((w - mean) / std) ** 2).sum(-1)
-    for x, y in zip(episodes.support_x[0, :, 0].numpy(), episodes.support_y[0].numpy(), strict=True):
+    for x, y in zip(
+        np.sqrt(2) * np.sign(episodes.support_x[0, :, 0].numpy()), episodes.support_y[0].numpy(), strict=True
+    ):
         log_density += log_softmax(w * x, -1)[..., y]
     density = np.exp(log_density - log_density.max())
     answer = learner.predict(episodes).mean.exp()[0]
-    for query, x in enumerate(episodes.query_x[0, :, 0].numpy()):
+    for query, x in enumerate(np.sqrt(2) * np.sign(episodes.query_x[0, :, 0].numpy())):
         expected = (density[..., None] * softmax(w * x, -1)).sum((0, 1)) / density.sum()
         np.testing.assert_allclose(answer[query].numpy(), expected, atol=0.025)  # 3 deviations of 4,000 samples
 
@@ -116,7 +122,7 @@ def test_sampled_answers_depend_on_no_other_task_or_query() -> None:
 def test_tasks_and_training_classes_are_learned_together(generator: torch.Generator) -> None:
     episodes, learner = doubled(training=True), kshot(task_weight=0.5).train()
     prediction = learner(episodes, generator)
-    expected = 0.5 * prediction.terms["nll"] + learner.classifier.loss(episodes)
+    expected = 0.5 * prediction.terms["nll"] + learner.classifier.loss(episodes.embedded(scaled))
     assert prediction.loss.item() == pytest.approx(expected.item())
 
 

@@ -20,22 +20,26 @@ Monte Carlo chains that start at the optimum, all chains and tasks at once.
 
 The authors fix a trained network and fit the prior to its last layer: ``task_weight = 0`` or ready features. By default
 the loss of the tasks teaches the embedding too. They fit the Gaussian with a hyperprior and find a shared isotropic
-covariance as good as any, which is the default here. Biases of the classifier are left out.
+covariance as good as any, which is the default here; a learned factor (``spread``) takes the place of the hyperprior.
+Features have length √d here, or a linear classifier of thousands of classes would first shrink them to nothing. Biases
+of the classifier are left out.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from metavrf.episodes import Episodes
 from metavrf.learners.base import Prediction
 from metavrf.learners.head import of_logits
 from metavrf.learners.with_classes import WithTrainingClasses
-from metavrf.settings import Count, Natural, NotNegative
+from metavrf.settings import Count, Natural, NotNegative, Positive
 
 SHRINKAGE = 0.1  # of a full covariance towards the isotropic one
 LEAPS = 10  # leapfrog steps of a trajectory
@@ -49,6 +53,8 @@ class KShotSettings:
 
     prior: Literal["isotropic", "diagonal", "full"] = "isotropic"
     """Covariance of the Gaussian over a class's weights."""
+    spread: Positive = 4.0
+    """How much wider the Gaussian is than the training classes' weights, at the start; the tasks' loss teaches it."""
     steps: Count = 20
     """Newton steps to the most probable weights."""
     samples: Natural = 0
@@ -63,16 +69,17 @@ class KShot(WithTrainingClasses):
     citation = "Bauer et al., Discriminative k-shot learning using probabilistic models, arXiv 1706.00326, 2017"
     cosine = False
     Settings = KShotSettings
-    paper = {"classes": {"task_weight": 0.0, "samples": 10}}
+    paper = {"classes": {"task_weight": 0.0, "spread": 1.0, "samples": 10}}
     seed: Tensor
 
     def setup(self, generator: torch.Generator) -> None:
         """See :meth:`Learner.setup`."""
         super().setup(generator)
+        self.log_spread = nn.Parameter(torch.tensor(math.log(self.settings.spread)))
         self.register_buffer("seed", torch.randint(2**31, (), generator=generator))
 
     def root(self) -> Tensor:
-        """R ``[d, d]`` or ``[d]`` with RRᵀ = Σ, of the training classes' weights as they are now."""
+        """R ``[d, d]`` or ``[d]`` with RRᵀ the covariance of the training classes' weights as they are now."""
         weight = self.classifier.weight.detach()
         centred = weight - weight.mean(0)
         variance = centred.square().mean(0)
@@ -84,13 +91,17 @@ class KShot(WithTrainingClasses):
         return torch.linalg.cholesky(covariance + torch.diag(SHRINKAGE * variance.mean().expand_as(variance)))
 
     def whitened(self, z: Tensor) -> Tensor:
-        """Z R, whose products are K."""
-        root = self.root()
+        """Z R, whose products are K, of features ``[..., d]`` that are scaled already."""
+        root = self.log_spread.exp() * self.root()
         return z * root if root.ndim == 1 else z @ root
+
+    def classified(self, prediction: Prediction, embedded: Episodes) -> Prediction:
+        """The prediction with the loss of the classifier added."""
+        return super().classified(prediction, embedded.embedded(scaled))
 
     def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
         """Classify the queries by the most probable weights, or by sampled ones at test time."""
-        support, query = self.whitened(episodes.support_x), self.whitened(episodes.query_x)
+        support, query = (self.whitened(scaled(z)) for z in (episodes.support_x, episodes.query_x))
         targets = episodes.support_targets.to(support)
         weights = self.most_probable(support, targets)  # [T, d, C], whitened: their prior is N(0, I)
         if self.settings.samples and not self.training:
@@ -141,3 +152,8 @@ class KShot(WithTrainingClasses):
             luck = torch.rand(chains, 1, generator=generator).to(w)
             w = torch.where((luck < (before - after).exp())[..., None, None], moved, w)
         return w
+
+
+def scaled(z: Tensor) -> Tensor:
+    """Features of length √d."""
+    return math.sqrt(z.shape[-1]) * F.normalize(z, dim=-1)
