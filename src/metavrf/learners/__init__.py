@@ -9,11 +9,16 @@ from typing import Any, TypeVar
 import torch
 
 from metavrf.errors import UserError
+from metavrf.learners.activations import Activations
 from metavrf.learners.base import Learner
 from metavrf.learners.classifier import Classifier
 from metavrf.learners.cnp import CNP
+from metavrf.learners.csn import CSN
+from metavrf.learners.dynamic import Dynamic
 from metavrf.learners.gnn import GNN
 from metavrf.learners.imp import IMP
+from metavrf.learners.kshot import KShot
+from metavrf.learners.leo import LEO
 from metavrf.learners.maml import MAML
 from metavrf.learners.matching import Matching
 from metavrf.learners.meta_sgd import MetaSGD
@@ -26,6 +31,7 @@ from metavrf.learners.rff import RFF
 from metavrf.learners.shared import Shared
 from metavrf.learners.siamese import Siamese
 from metavrf.learners.snail import SNAIL
+from metavrf.learners.tadam import TADAM
 from metavrf.learners.tnp import TNP
 from metavrf.learners.versa import Versa
 from metavrf.nn.embeddings import make_embedding
@@ -67,6 +73,12 @@ _OWN: dict[str, type[Learner]] = {
     "imp": IMP,
     "tnp": TNP,
     "cnp": CNP,
+    "csn": CSN,
+    "leo": LEO,
+    "activations": Activations,
+    "kshot": KShot,
+    "dynamic": Dynamic,
+    "tadam": TADAM,
 }
 for _name, _class in _OWN.items():
     LEARNERS.add(_name, _class)
