@@ -10,10 +10,14 @@ import torch
 
 from metavrf.errors import UserError
 from metavrf.learners.base import Learner
+from metavrf.learners.cavia import Cavia
+from metavrf.learners.imaml import IMAML
 from metavrf.learners.maml import MAML
 from metavrf.learners.matching import Matching
+from metavrf.learners.meta_lstm import MetaLSTM
 from metavrf.learners.meta_sgd import MetaSGD
 from metavrf.learners.metavrf import MetaVRF
+from metavrf.learners.platipus import Platipus
 from metavrf.learners.prototypical import Prototypical
 from metavrf.learners.r2d2 import R2D2
 from metavrf.learners.rbf import RBF
@@ -53,6 +57,7 @@ _OWN: dict[str, type[Learner]] = {
     "relation": Relation,
     "r2d2": R2D2,
     "versa": Versa,
+    **{"platipus": Platipus, "cavia": Cavia, "imaml": IMAML, "meta-lstm": MetaLSTM},
 }
 for _name, _class in _OWN.items():
     LEARNERS.add(_name, _class)
