@@ -6,8 +6,8 @@ The inner loop changes a small vector of context parameters φ and nothing else.
 
 through the inner steps (second order). On functions φ is concatenated to the input: that is a bias of the first layer,
 W·[x, φ] = Wx·x + Wφ·φ, and computed as such. On pictures a linear map of φ scales and shifts each channel after the
-normalisation of every block (FiLM): h ↦ (1 + γ(φ))·h + β(φ). As the other weights are the same for all tasks, the
-convolutions of all tasks are one, and φ is what is inferred of a task.
+normalisation of every block, and each feature before the last layer (FiLM): h ↦ (1 + γ(φ))·h + β(φ). As the other
+weights are the same for all tasks, the convolutions of all tasks are one, and φ is what is inferred of a task.
 
 The authors modulate the third of four blocks only, after pooling, and normalise each pass by its own batch, which makes
 their figures transductive. Here a task is normalised by its support, in training too.
@@ -36,7 +36,7 @@ from metavrf.settings import Count, Positive
 class CaviaSettings(InnerLoop):
     """CAVIA."""
 
-    inner_lr: Positive = 1.0
+    inner_lr: Positive = 10.0
     """Learning rate of the inner steps on the context parameters."""
     context: Count = 100
     """Number of context parameters, which the inner steps change."""
@@ -79,7 +79,7 @@ class Cavia(MAML):
     citation = "Zintgraf et al., Fast context adaptation via meta-learning, ICML 2019"
     Settings = CaviaSettings
     presets = {
-        "functions": {"context": 5, "inner_steps": 1},
+        "functions": {"context": 5, "inner_lr": 1.0, "inner_steps": 1},
         "classes": CLASSES | {"channels": 64, "inner_steps": 2},
     }
     paper = {
@@ -92,18 +92,17 @@ class Cavia(MAML):
     def setup(self, generator: torch.Generator) -> None:
         """See :meth:`Learner.setup`."""
         super().setup(generator)
-        layers = [(name, module) for name, module in self.embedding.named_modules() if _takes_context(module)]
+        kind = nn.Linear if self.regression else Normalisation
+        layers = {name: module for name, module in self.embedding.named_modules() if isinstance(module, kind)}
         if self.regression:
-            layers = layers[:1]  # the first layer's bias: what is concatenated to its input
-        else:
-            layers = [(name, module) for name, module in layers if isinstance(module, Normalisation)]
+            layers = dict(list(layers.items())[:1])
         if not layers:
-            raise UserError("CAVIA needs an embedding that normalises, or, for functions, one with a linear layer")
-        self.layers = [f"{name}." for name, _ in layers]
-        sizes = [module.bias.numel() for _, module in layers]
-        self.context = nn.ModuleList(
-            nn.Linear(self.settings.context, size if self.regression else 2 * size, bias=False) for size in sizes
-        )
+            raise UserError(f"CAVIA needs an embedding with a layer {kind.__name__} for its context")
+        context = self.settings.context
+        sizes = {name: module.bias.numel() * (1 if self.regression else 2) for name, module in layers.items()}
+        self.layers = list(layers)
+        self.context = nn.ModuleList(nn.Linear(context, size, bias=False) for size in sizes.values())
+        self.film = None if self.regression else nn.Linear(context, 2 * self.last.in_features, bias=False)
 
     def start(self) -> Weights:
         """Zero, for every task."""
@@ -111,20 +110,21 @@ class Cavia(MAML):
 
     def outputs(self, weights: Weights, x: Tensor, own: int | None) -> Tensor:
         """``[N, outputs]`` for one task's samples under its context, normalised by the first ``own`` of them."""
-        shared = dict(self.embedding.named_parameters())
+        context, shared = weights["context"], dict(self.embedding.named_parameters())
         changed: Weights = {}
-        for layer, maps in zip(self.layers, self.context, strict=True):
-            found = maps(weights["context"])
-            weight, bias = shared[layer + "weight"], shared[layer + "bias"]
+        for layer, change in zip(self.layers, self.context, strict=True):
+            weight, bias = f"{layer}.weight", f"{layer}.bias"
             if self.regression:
-                changed[layer + "bias"] = bias + found
+                changed[bias] = shared[bias] + change(context)
             else:
-                scale, shift = found.chunk(2)
-                changed[layer + "weight"] = (1 + scale) * weight
-                changed[layer + "bias"] = (1 + scale) * bias + shift
-        z: Tensor = functional_call(self.embedding, changed, (x.unsqueeze(0), own)).squeeze(0)
-        logits: Tensor = self.last(z)
-        return logits
+                scale, shift = change(context).chunk(2)
+                changed[weight], changed[bias] = (1 + scale) * shared[weight], (1 + scale) * shared[bias] + shift
+        z = functional_call(self.embedding, changed, (x.unsqueeze(0), own)).squeeze(0)
+        if self.film is not None:
+            scale, shift = self.film(context).chunk(2)
+            z = (1 + scale) * z + shift
+        outputs: Tensor = self.last(z)
+        return outputs
 
     def embedded(self, episodes: Episodes, protocol: Protocol = INDUCTIVE) -> Episodes:
         """The inputs as they are: there are no features apart from a task."""
@@ -148,7 +148,3 @@ class Cavia(MAML):
 
         outputs = vmap(answer)(inference.values, episodes.support_x, episodes.query_x)
         return self.predicted(outputs.unsqueeze(0), episodes)
-
-
-def _takes_context(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear | Normalisation) and module.bias is not None
