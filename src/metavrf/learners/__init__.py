@@ -11,18 +11,22 @@ import torch
 from metavrf.errors import UserError
 from metavrf.learners.activations import Activations
 from metavrf.learners.base import Learner
+from metavrf.learners.cavia import Cavia
 from metavrf.learners.classifier import Classifier
 from metavrf.learners.cnp import CNP
 from metavrf.learners.csn import CSN
 from metavrf.learners.dynamic import Dynamic
 from metavrf.learners.gnn import GNN
+from metavrf.learners.imaml import IMAML
 from metavrf.learners.imp import IMP
 from metavrf.learners.kshot import KShot
 from metavrf.learners.leo import LEO
 from metavrf.learners.maml import MAML
 from metavrf.learners.matching import Matching
+from metavrf.learners.meta_lstm import MetaLSTM
 from metavrf.learners.meta_sgd import MetaSGD
 from metavrf.learners.metavrf import MetaVRF
+from metavrf.learners.platipus import Platipus
 from metavrf.learners.prototypical import Prototypical
 from metavrf.learners.r2d2 import R2D2
 from metavrf.learners.rbf import RBF
@@ -79,6 +83,7 @@ _OWN: dict[str, type[Learner]] = {
     "kshot": KShot,
     "dynamic": Dynamic,
     "tadam": TADAM,
+    "platipus": Platipus, "cavia": Cavia, "imaml": IMAML, "meta-lstm": MetaLSTM,
 }
 for _name, _class in _OWN.items():
     LEARNERS.add(_name, _class)
