@@ -7,18 +7,19 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from test_maml import Smooth, gradients, sine
+from test_maml import pictures as whole_numbers
 from torch import Tensor, nn
 
 from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.learners.cavia import Cavia, CaviaSettings, Contexts
+from metavrf.learners.cavia import Cavia, CaviaSettings
+from metavrf.learners.inferred import Inferred
 from metavrf.nn.embeddings import ConvNet
 from metavrf.nn.mlp import Raw
 from metavrf.spec import TaskSpec
 from metavrf.testing.adaptivity import adaptivity
-from test_maml import Smooth, gradients, sine
-from test_maml import pictures as whole_numbers
 
 SETTINGS = CaviaSettings(inner_steps=2, inner_lr=0.5, context=3)
 
@@ -127,7 +128,7 @@ def test_the_context_is_what_is_inferred_and_can_be_exchanged() -> None:
     assert (other.mean - answered.mean).abs().max() > 1e-3
     torch.testing.assert_close(other.mean[2:], learner.answer(episodes[2:], own.at(slice(0, 1))).mean)
     assert torch.equal(own.mean().values[0], own.values.mean(0))
-    assert torch.equal(Contexts.joined([own.at(slice(0, 1)), own.at(slice(1, 3))]).values, own.values)
+    assert torch.equal(Inferred.joined([own.at(slice(0, 1)), own.at(slice(1, 3))]).values, own.values)
 
 
 def test_the_adaptivity_test_takes_it() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from few_shot import FEATURES, QUERIES, SPEC, SUPPORT_Y, TASKS, TRAIN_CLASSES, WAY, tasks
 from torch import Tensor
 
+from few_shot import FEATURES, QUERIES, SPEC, SUPPORT_Y, TASKS, TRAIN_CLASSES, WAY, tasks
 from metavrf.episodes import Episodes
 from metavrf.learners.dynamic import Dynamic, DynamicSettings
 from metavrf.nn.mlp import Raw

@@ -83,7 +83,10 @@ _OWN: dict[str, type[Learner]] = {
     "kshot": KShot,
     "dynamic": Dynamic,
     "tadam": TADAM,
-    "platipus": Platipus, "cavia": Cavia, "imaml": IMAML, "meta-lstm": MetaLSTM,
+    "platipus": Platipus,
+    "cavia": Cavia,
+    "imaml": IMAML,
+    "meta-lstm": MetaLSTM,
 }
 for _name, _class in _OWN.items():
     LEARNERS.add(_name, _class)

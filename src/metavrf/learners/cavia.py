@@ -15,7 +15,6 @@ their figures transductive. Here a task is normalised by its support, in trainin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch.func import functional_call, vmap
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners.base import Prediction
+from metavrf.learners.inferred import Inferred
 from metavrf.learners.maml import CLASSES, MAML, InnerLoop, Weights
 from metavrf.nn.normalisation import Normalisation
 from metavrf.protocol import INDUCTIVE, Protocol
@@ -40,37 +40,6 @@ class CaviaSettings(InnerLoop):
     """Learning rate of the inner steps on the context parameters."""
     context: Count = 100
     """Number of context parameters, which the inner steps change."""
-
-
-@dataclass(frozen=True)
-class Contexts:
-    """What CAVIA has inferred of T tasks.
-
-    Attributes:
-        values: φ, ``[T, context]``.
-    """
-
-    values: Tensor
-
-    @classmethod
-    def joined(cls, parts: Sequence[Contexts]) -> Contexts:
-        """What was inferred of several batches."""
-        return cls(torch.cat([part.values for part in parts]))
-
-    def at(self, tasks: Tensor | slice) -> Contexts:
-        """That of some of the tasks."""
-        return Contexts(self.values[tasks])
-
-    def other(self) -> Contexts:
-        """Each task with the next one's."""
-        return Contexts(self.values.roll(-1, 0))
-
-    def mean(self) -> Contexts:
-        """Each task with the mean over all."""
-        return Contexts(self.values.mean(0, keepdim=True).expand_as(self.values))
-
-    def entropy(self) -> None:
-        """Nothing is weighed."""
 
 
 class Cavia(MAML):
@@ -130,14 +99,14 @@ class Cavia(MAML):
         """The inputs as they are: there are no features apart from a task."""
         return episodes.looked_up()
 
-    def inferred(self, episodes: Episodes) -> Contexts:
+    def inferred(self, episodes: Episodes) -> Inferred:
         """The context of each task."""
         episodes, _ = self.checked(episodes)
 
         def context(x: Tensor, y: Tensor) -> Tensor:
             return self.adapt(self.start(), x, y)["context"]
 
-        return Contexts(vmap(context)(episodes.support_x, episodes.support_y))
+        return Inferred(vmap(context)(episodes.support_x, episodes.support_y))
 
     def answer(self, episodes: Episodes, inference: Any) -> Prediction:
         """Answer the queries under contexts of these tasks, or of others."""

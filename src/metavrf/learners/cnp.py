@@ -13,7 +13,6 @@ families have no noise. They predict the support's points too while training; he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from metavrf.episodes import Episodes
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import of_normals
+from metavrf.learners.inferred import Inferred
 from metavrf.nn.mlp import MLP
 from metavrf.settings import Count, Share
 
@@ -40,33 +40,6 @@ class CNPSettings:
     """Layers of the decoder."""
     least_std: Share = 0.003
     """c, the least standard deviation of an answer."""
-
-
-@dataclass(frozen=True)
-class Code:
-    """What is inferred of T tasks: r ``[T, width]``."""
-
-    r: Tensor
-
-    @classmethod
-    def joined(cls, parts: Sequence[Code]) -> Code:
-        """What was inferred of several batches."""
-        return cls(torch.cat([part.r for part in parts]))
-
-    def at(self, tasks: Tensor | slice) -> Code:
-        """That of some of the tasks."""
-        return Code(self.r[tasks])
-
-    def other(self) -> Code:
-        """Each task with the next one's."""
-        return Code(self.r.roll(-1, 0))
-
-    def mean(self) -> Code:
-        """Each task with the mean over all."""
-        return Code(self.r.mean(0, keepdim=True).expand_as(self.r))
-
-    def entropy(self) -> None:
-        """Nothing is weighed."""
 
 
 class CNP(Learner):
@@ -92,14 +65,14 @@ class CNP(Learner):
         self.encoder = network(features + outputs, settings.width, settings.encoder_layers, settings.width)
         self.decoder = network(features + settings.width, settings.width, settings.decoder_layers, 2 * outputs)
 
-    def inferred(self, episodes: Episodes) -> Code:
+    def inferred(self, episodes: Episodes) -> Inferred:
         """The mean code of the support."""
-        return Code(self.encoder(torch.cat([episodes.support_x, episodes.support_y], dim=-1)).mean(1))
+        return Inferred(self.encoder(torch.cat([episodes.support_x, episodes.support_y], dim=-1)).mean(1))
 
     def answer(self, episodes: Episodes, inference: Any) -> Prediction:
         """Decode at the queries."""
         x = episodes.query_x
-        code = inference.r.unsqueeze(1).expand(-1, x.shape[1], -1)
+        code = inference.values.unsqueeze(1).expand(-1, x.shape[1], -1)
         return normals(self.decoder(torch.cat([x, code], dim=-1)), episodes, self.settings.least_std)
 
     def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:

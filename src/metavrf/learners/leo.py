@@ -18,7 +18,6 @@ embedding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +29,7 @@ from torch.func import grad
 from metavrf.episodes import Episodes
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import of_logits
+from metavrf.learners.inferred import Inferred
 from metavrf.settings import Count, Natural, NotNegative, Positive
 
 LENGTH = 4.0  # of features: longer ones would make the first inner steps overshoot
@@ -55,33 +55,6 @@ class LEOSettings:
     """Weight of the distance from the encoder's codes to those after the inner loop."""
     orthogonal_weight: NotNegative = 1e-3
     """Weight of the correlations between rows of the decoder."""
-
-
-@dataclass(frozen=True)
-class Classifiers:
-    """What was inferred of T tasks: a linear classifier of each, ``weights [T, C, d]``."""
-
-    weights: Tensor
-
-    @classmethod
-    def joined(cls, parts: Sequence[Classifiers]) -> Classifiers:
-        """Those of several batches."""
-        return cls(torch.cat([part.weights for part in parts]))
-
-    def at(self, tasks: Tensor | slice) -> Classifiers:
-        """Those of some of the tasks."""
-        return Classifiers(self.weights[tasks])
-
-    def other(self) -> Classifiers:
-        """Each task with the next one's."""
-        return Classifiers(self.weights.roll(-1, 0))
-
-    def mean(self) -> Classifiers:
-        """Each task with the mean over all."""
-        return Classifiers(self.weights.mean(0, keepdim=True).expand_as(self.weights))
-
-    def entropy(self) -> None:
-        """Nothing is weighed."""
 
 
 class LEO(Learner):
@@ -171,15 +144,15 @@ class LEO(Learner):
             weights = weights - self.log_finetune_lr.exp() * grad(lambda w: support_loss(episodes, w))(weights)
         return weights
 
-    def inferred(self, episodes: Episodes) -> Classifiers:
+    def inferred(self, episodes: Episodes) -> Inferred:
         """The adapted weights, as at test time."""
         episodes = self._scaled(episodes)
         code = self.adapt_codes(episodes, self.encode(episodes)[0])
-        return Classifiers(self.adapt_weights(episodes, self.decode(code)))
+        return Inferred(self.adapt_weights(episodes, self.decode(code)))
 
-    def answer(self, episodes: Episodes, inference: Classifiers) -> Prediction:
+    def answer(self, episodes: Episodes, inference: Inferred) -> Prediction:
         """Classify the queries by these weights."""
-        return self._answer(self._scaled(episodes), inference.weights)
+        return self._answer(self._scaled(episodes), inference.values)
 
     def _answer(self, episodes: Episodes, weights: Tensor) -> Prediction:
         return of_logits((episodes.query_x @ weights.mT).unsqueeze(0), episodes)

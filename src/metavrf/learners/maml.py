@@ -91,20 +91,12 @@ class MAML(Learner):
         protocol: Protocol = INDUCTIVE,
     ) -> Prediction:
         """Adapt to each task, then answer its queries."""
-<<<<<<< HEAD
-        self.check_way(episodes)
-=======
         episodes, own = self.checked(episodes, protocol)
         return self.predicted(self.answers(episodes, own), episodes)
 
     def checked(self, episodes: Episodes, protocol: Protocol = INDUCTIVE) -> tuple[Episodes, int | None]:
         """The tasks, if they have as many classes as the last layer, and how many samples they are normalised by."""
-        if not self.regression and episodes.way != self.size:
-            raise UserError(
-                f"this model answers {self.size} classes, which its last layer fixes: "
-                f"give tasks of --way {self.size}, not {episodes.way}, in training and test"
-            )
->>>>>>> learners1
+        self.check_way(episodes)
         episodes = episodes.looked_up()
         return episodes, episodes.support_x.shape[1] if self.training else self.own_samples(episodes, protocol)
 
