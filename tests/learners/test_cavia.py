@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from inner_loops import Smooth, gradients, sine
+from inner_loops import pictures as whole_numbers
 from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
@@ -17,8 +19,6 @@ from metavrf.nn.embeddings import ConvNet
 from metavrf.nn.mlp import Raw
 from metavrf.spec import TaskSpec
 from metavrf.testing.adaptivity import adaptivity
-from test_maml import Smooth, gradients, sine
-from test_maml import pictures as whole_numbers
 
 SETTINGS = CaviaSettings(inner_steps=2, inner_lr=0.5, context=3)
 

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
+from inner_loops import Smooth, gradients, pictures, sine
 from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.learners.imaml import IMAML, ImplicitSettings
 from metavrf.nn.embeddings import ConvNet
 from metavrf.spec import TaskSpec
-from test_maml import Smooth, gradients, pictures, sine
 
 PARAMETERS = 53  # of the network on curves: conjugate gradients are exact after as many steps
 
@@ -30,9 +30,7 @@ def of_curves(**settings: Any) -> IMAML:
 def of_pictures(**settings: Any) -> IMAML:
     torch.manual_seed(6)
     chosen = {"inner_steps": 3, "inner_lr": 0.1, "proximal": 2.0, **settings}
-    return IMAML(
-        ConvNet((1, 9, 9), blocks=2, channels=4), TaskSpec((1, 9, 9), None, way=3), ImplicitSettings(**chosen)
-    )
+    return IMAML(ConvNet((1, 9, 9), blocks=2, channels=4), TaskSpec((1, 9, 9), None, way=3), ImplicitSettings(**chosen))
 
 
 def unrolled(learner: IMAML, episodes: Episodes) -> Tensor:

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from inner_loops import gradients, pictures
 from metavrf.config import Config
 from metavrf.learners.maml import MAML, InnerLoop
 from metavrf.learners.meta_lstm import MetaLSTM, MetaLSTMSettings, preprocessed
 from metavrf.nn.embeddings import ConvNet
 from metavrf.spec import TaskSpec
-from test_maml import gradients, pictures
 
 
 def learner_of(**settings: Any) -> MetaLSTM:
@@ -73,7 +73,9 @@ def test_the_update_is_that_of_a_loop_over_coordinates() -> None:
     cell, state, gate = start, start.new_zeros(2, count, 3), start.new_zeros(2, count)
     for slope, loss in zip(slopes, losses, strict=True):
         cell, state, gate = learner.update(cell, state, gate, slope, loss)
-    expected = [plain_coordinate(learner, start[k].item(), slopes[:, k].tolist(), losses.tolist()) for k in range(count)]
+    expected = [
+        plain_coordinate(learner, start[k].item(), slopes[:, k].tolist(), losses.tolist()) for k in range(count)
+    ]
     torch.testing.assert_close(cell, torch.tensor(expected, dtype=torch.float64))
 
 
@@ -139,8 +141,11 @@ def test_it_starts_as_gradient_descent() -> None:
 
 
 def test_gates_are_shared_over_coordinates() -> None:
-    small, large = learner_of(), MetaLSTM(
-        ConvNet((1, 9, 9), blocks=2, channels=8), TaskSpec((1, 9, 9), None, way=3), MetaLSTMSettings(hidden=3)
+    small, large = (
+        learner_of(),
+        MetaLSTM(
+            ConvNet((1, 9, 9), blocks=2, channels=8), TaskSpec((1, 9, 9), None, way=3), MetaLSTMSettings(hidden=3)
+        ),
     )
 
     def own(learner: MetaLSTM) -> int:

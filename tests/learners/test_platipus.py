@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
 
+from inner_loops import Smooth, curve_learner, gradients, picture_learner, pictures, sine
 from metavrf.config import Config
 from metavrf.learners.maml import MAML, InnerLoop
 from metavrf.learners.platipus import Platipus, PlatipusSettings
 from metavrf.nn.embeddings import ConvNet
 from metavrf.spec import TaskSpec
-from test_maml import Smooth, curve_learner, gradients, picture_learner, pictures, sine
 
 NO_VARIANCE = -40.0  # its logarithm
 INNER: dict[str, Any] = {"inner_steps": 2, "inner_lr": 0.05}
@@ -58,7 +58,9 @@ def test_without_variance_it_is_maml_in_training_and_test(what: str) -> None:
 
 def test_without_variance_a_start_given_the_support_is_one_more_step_of_maml() -> None:
     learner, episodes = without_variance(of_curves(start_lr=0.05)), sine()
-    torch.testing.assert_close(learner.predict(episodes).mean, curve_learner(MAML, inner_steps=3).predict(episodes).mean)
+    torch.testing.assert_close(
+        learner.predict(episodes).mean, curve_learner(MAML, inner_steps=3).predict(episodes).mean
+    )
 
 
 def test_all_tasks_at_once_give_what_a_plain_loop_over_tasks_gives() -> None:

@@ -57,7 +57,10 @@ _OWN: dict[str, type[Learner]] = {
     "relation": Relation,
     "r2d2": R2D2,
     "versa": Versa,
-    **{"platipus": Platipus, "cavia": Cavia, "imaml": IMAML, "meta-lstm": MetaLSTM},
+    "platipus": Platipus,
+    "cavia": Cavia,
+    "imaml": IMAML,
+    "meta-lstm": MetaLSTM,
 }
 for _name, _class in _OWN.items():
     LEARNERS.add(_name, _class)
