@@ -12,6 +12,7 @@ from test_maml import Smooth, gradients, pictures, sine
 from torch import Tensor
 from torch.func import functional_call
 
+from inner_loops import Smooth, gradients, pictures, sine
 from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.learners.imaml import IMAML, ImplicitSettings

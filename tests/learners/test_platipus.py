@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
 
+from inner_loops import Smooth, curve_learner, gradients, picture_learner, pictures, sine
 from metavrf.config import Config
 from metavrf.learners.maml import MAML, InnerLoop
 from metavrf.learners.platipus import Platipus, PlatipusSettings
