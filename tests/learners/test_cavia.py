@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from test_maml import Smooth, gradients, sine
-from test_maml import pictures as whole_numbers
 from torch import Tensor, nn
 
 from inner_loops import Smooth, gradients, sine

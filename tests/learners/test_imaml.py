@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_maml import Smooth, gradients, pictures, sine
 from torch import Tensor
 from torch.func import functional_call
 

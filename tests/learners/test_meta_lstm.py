@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_maml import gradients, pictures
 from torch import Tensor, nn
 
 from inner_loops import gradients, pictures
