@@ -49,7 +49,7 @@ class Cavia(MAML):
     Settings = CaviaSettings
     presets = {
         "functions": {"context": 5, "inner_lr": 1.0, "inner_steps": 1},
-        "classes": CLASSES | {"channels": 64, "inner_steps": 2},
+        "classes": CLASSES | {"inner_steps": 2, "validate_tasks": 200},
     }
     paper = {
         "all": {"lr": 1e-3, "dropout": 0.0},

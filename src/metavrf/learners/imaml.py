@@ -55,7 +55,7 @@ class IMAML(MAML):
     Settings = ImplicitSettings
     presets = {
         "functions": {"inner_lr": 0.01, "proximal": 0.1, "inner_steps": 10},
-        "classes": CLASSES | {"channels": 32},
+        "classes": CLASSES | {"channels": 32, "validate_tasks": 200},
     }
     paper = {
         "all": {"lr": 1e-3, "dropout": 0.0, "conjugate_steps": 5},

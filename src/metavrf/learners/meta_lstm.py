@@ -50,7 +50,7 @@ class MetaLSTM(MAML):
     citation = "Ravi & Larochelle, Optimization as a model for few-shot learning, ICLR 2017"
     solves = ("classification",)
     Settings = MetaLSTMSettings
-    presets = {"classes": CLASSES | {"channels": 32}}
+    presets = {"classes": CLASSES | {"channels": 32, "validate_tasks": 200}}
     paper = {
         "all": {"lr": 1e-3, "dropout": 0.0, "clip": 0.25, "batch": 1, "hidden": 20, "inner_lr": 0.01},
         "classes": PHOTOGRAPHS | {"batch": 1, "inner_lr": 0.01, "inner_steps": 12, "iterations": 50_000},

@@ -59,7 +59,7 @@ class Platipus(MAML):
     Settings = PlatipusSettings
     presets = {
         "functions": {"inner_lr": 0.01, "inner_steps": 5},
-        "classes": CLASSES | {"channels": 32},
+        "classes": CLASSES | {"channels": 32, "validate_tasks": 200},
     }
     paper = {
         "all": {"lr": 1e-3, "dropout": 0.0, "samples": 10},
