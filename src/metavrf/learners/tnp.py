@@ -105,4 +105,4 @@ class Layer(nn.Module):
         )
         read = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)  # [T, N, width]
         tokens = self.norms[0](tokens + self.joined(read))
-        return self.norms[1](tokens + self.network(tokens))  # type: ignore[no-any-return]
+        return self.norms[1](tokens + self.network(tokens))
