@@ -14,8 +14,8 @@ itself, at the place after the last support sample. Queries do not see each othe
 The order of the support matters. It is drawn anew at each training step, so that a trained model hardly depends on it.
 The last layer fixes the number of classes. The paper writes dilations of 2, 4, 8, ..., which would see every other
 place only; here they are 1, 2, 4, ... Keys start as queries do, so that a place attends to those that are like it from
-the start. The authors' layers are four times as wide, as in the preset "paper". In regression the answer is a normal, as
-in :mod:`metavrf.learners.cnp`.
+the start. The authors' layers are four times as wide, as in the preset "paper". In regression the answer is a normal,
+as in :mod:`metavrf.learners.cnp`.
 """
 
 from __future__ import annotations
