@@ -24,7 +24,17 @@ SIZE = 5
 def snail(spec: TaskSpec | None = None) -> SNAIL:
     torch.manual_seed(1)
     spec = TaskSpec((SIZE,), None, way=3) if spec is None else spec
-    return SNAIL(Raw(spec.inputs[0]), spec, SNAILSettings(features=6, filters=8, length=8, least_std=0.1))
+    learner = SNAIL(Raw(spec.inputs[0]), spec, SNAILSettings(features=6, filters=8, length=8, least_std=0.1))
+    torch.nn.init.uniform_(learner.norm.running_mean, -0.3, 0.3)  # type: ignore[arg-type]
+    torch.nn.init.uniform_(learner.norm.running_var, 0.3, 1.0)  # type: ignore[arg-type]
+    return learner.eval()
+
+
+def features(learner: SNAIL, x: Tensor) -> Tensor:
+    """Of one sample, normalised by running statistics."""
+    norm = learner.norm
+    assert norm.running_mean is not None and norm.running_var is not None
+    return (learner.sample.weight @ x - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
 
 
 def sequences(samples: int) -> tuple[Tensor, Tensor]:
@@ -102,10 +112,10 @@ def test_the_whole_learner_is_its_layers_on_a_sequence_that_ends_with_the_query(
     for t in range(2):
         for q in range(4):
             known = [
-                torch.cat([learner.sample(x), torch.eye(3)[y], torch.zeros(1)])
+                torch.cat([features(learner, x), torch.eye(3)[y], torch.zeros(1)])
                 for x, y in zip(episodes.support_x[t], episodes.support_y[t], strict=True)
             ]
-            asked = torch.cat([learner.sample(episodes.query_x[t, q]), torch.tensor([0.0, 0.0, 0.0, 1.0])])
+            asked = torch.cat([features(learner, episodes.query_x[t, q]), torch.tensor([0.0, 0.0, 0.0, 1.0])])
             sequence = torch.stack([*known, asked])
             layer: Any
             for layer in learner.layers:

@@ -14,7 +14,7 @@ itself, at the place after the last support sample. Queries do not see each othe
 The order of the support matters. It is drawn anew at each training step, so that a trained model hardly depends on it.
 The last layer fixes the number of classes. The paper writes dilations of 2, 4, 8, ..., which would see every other
 place only; here they are 1, 2, 4, ... Keys start as queries do, so that a place attends to those that are like it from
-the start. The authors' layers are four times as wide, as in the preset "paper". In regression the answer is a normal,
+the start. The authors' layers are twice as wide, as in the preset "paper". In regression the answer is a normal,
 as in :mod:`metavrf.learners.cnp`.
 """
 
@@ -42,7 +42,7 @@ class SNAILSettings:
 
     features: Count = 64
     """Features of a sample, to which those of the embedding are mapped; beside the target."""
-    filters: Annotated[int, Range(least=4)] = 32
+    filters: Annotated[int, Range(least=4)] = 64
     """Filters of a temporal convolution. Attention has 1/2, 2 and 4 times as many keys, and half of that for values."""
     length: Annotated[int, Range(least=2)] = 32
     """Places that the convolutions of a block reach across together, the query among them; attention reaches all."""
@@ -69,7 +69,8 @@ class SNAIL(Learner):
         """See :meth:`Learner.setup`."""
         settings, spec = self.settings, self.spec
         features: Any = self.embedding.features
-        self.sample = nn.Sequential(nn.Linear(features, settings.features), nn.LayerNorm(settings.features))
+        self.sample = nn.Linear(features, settings.features, bias=False)
+        self.norm = nn.BatchNorm1d(settings.features)  # centred, or else all samples are alike to a dot product
         size = settings.features + (spec.targets or spec.way) + 1
         dilations = [2**i for i in range(math.ceil(math.log2(settings.length)))]
         layers: list[Attention | Convolution] = []
@@ -100,7 +101,8 @@ class SNAIL(Learner):
     def places(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
         """What the sequence consists of: ``[T, S, d]`` of the support, and ``[T, Q, d]`` for its last place."""
         samples = episodes.support_x.shape[1]
-        support, query = points(episodes.embedded(self.sample)).tensor_split([samples], dim=1)
+        features = episodes.embedded(lambda x: self.norm(self.sample(x).flatten(0, 1)).unflatten(0, x.shape[:2]))
+        support, query = points(features).tensor_split([samples], dim=1)
         return support, query
 
 
