@@ -28,7 +28,7 @@ from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import of_logits
 from metavrf.settings import Count
 
-START = 2.0  # a pair at the mean distance of a coordinate counts this over √width at the start
+START = 25.0  # Σ_j |a_j| at the start: pairs of two classes then score some -2, neither certain nor undecided
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Siamese(Learner):
         features: Any = self.embedding.features
         self.hidden = nn.Linear(features, self.settings.width)
         self.score = nn.Linear(self.settings.width, 1)
-        nn.init.constant_(self.score.weight, -START)
+        nn.init.constant_(self.score.weight, -START / self.settings.width)
         nn.init.zeros_(self.score.bias)
 
     def scores(self, first: Tensor, second: Tensor) -> Tensor:
