@@ -39,7 +39,7 @@ def slow_adjacency(edges: nn.Module, nodes: Tensor) -> Tensor:
 def test_the_adjacency_is_learned_from_differences_and_its_rows_sum_to_one() -> None:
     learner = gnn()
     generator = torch.Generator().manual_seed(2)
-    size = learner.edges[0][0].in_features
+    size = 6 + 3  # features and label
     support, query = (torch.randn(2, n, size, generator=generator) for n in (4, 3))
     shared = adjacency(learner.edges[0], support.unsqueeze(1), query)
     each = adjacency(learner.edges[0], support.unsqueeze(1).expand(-1, 3, -1, -1), query)

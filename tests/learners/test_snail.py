@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners.snail import SNAIL, Attention, Convolution, SNAILSettings, reordered
-from metavrf.learners.tnp import points
 from metavrf.nn.mlp import Raw
 from metavrf.spec import TaskSpec
 from ready_tasks import classes, curves
@@ -24,7 +24,17 @@ SIZE = 5
 def snail(spec: TaskSpec | None = None) -> SNAIL:
     torch.manual_seed(1)
     spec = TaskSpec((SIZE,), None, way=3) if spec is None else spec
-    return SNAIL(Raw(spec.inputs[0]), spec, SNAILSettings(filters=8, length=8, least_std=0.1))
+    learner = SNAIL(Raw(spec.inputs[0]), spec, SNAILSettings(features=6, filters=8, length=8, least_std=0.1))
+    torch.nn.init.uniform_(learner.norm.running_mean, -0.3, 0.3)  # type: ignore[arg-type]
+    torch.nn.init.uniform_(learner.norm.running_var, 0.3, 1.0)  # type: ignore[arg-type]
+    return learner.eval()
+
+
+def features(learner: SNAIL, x: Tensor) -> Tensor:
+    """Of one sample, normalised by running statistics."""
+    norm = learner.norm
+    assert norm.running_mean is not None and norm.running_var is not None
+    return (learner.sample.weight @ x - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
 
 
 def sequences(samples: int) -> tuple[Tensor, Tensor]:
@@ -86,8 +96,7 @@ def test_attention_looks_back_at_everything_and_at_itself(samples: int) -> None:
 
 
 def through(learner: SNAIL, episodes: Episodes) -> tuple[Tensor, Tensor]:
-    sizes = [episodes.support_x.shape[1], episodes.query_x.shape[1]]
-    support, query = points(episodes).split(sizes, dim=1)
+    support, query = learner.places(episodes)
     for layer in learner.layers:
         support, query = layer(support, query)
     return support, query
@@ -102,11 +111,16 @@ def test_the_whole_learner_is_its_layers_on_a_sequence_that_ends_with_the_query(
     assert [layer.dilation for layer in learner.layers if isinstance(layer, Convolution)] == [1, 2, 4, 1, 2, 4]
     for t in range(2):
         for q in range(4):
-            rows = points(episodes)[t]
-            sequence = torch.cat([rows[:6], rows[6 + q : 7 + q]])
+            known = [
+                torch.cat([features(learner, x), torch.eye(3)[y], torch.zeros(1)])
+                for x, y in zip(episodes.support_x[t], episodes.support_y[t], strict=True)
+            ]
+            asked = torch.cat([features(learner, episodes.query_x[t, q]), torch.tensor([0.0, 0.0, 0.0, 1.0])])
+            sequence = torch.stack([*known, asked])
+            layer: Any
             for layer in learner.layers:
-                slow = slow_convolution if isinstance(layer, Convolution) else slow_attention
-                sequence = slow(layer, sequence)  # type: ignore[operator]
+                slow: Any = slow_convolution if isinstance(layer, Convolution) else slow_attention
+                sequence = slow(layer, sequence)
             torch.testing.assert_close(found[t, q], learner.last(sequence[-1]).log_softmax(-1), rtol=1e-4, atol=1e-4)
 
 

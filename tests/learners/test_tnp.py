@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ def masked_transformer(learner: TNP, tokens: torch.Tensor, samples: int) -> torc
     """All tokens through PyTorch's layers of the same weights; no token may look at a query."""
     mask = torch.zeros(tokens.shape[1], tokens.shape[1])
     mask[:, samples:] = -torch.inf
+    own: Any
     for own in learner.layers:
         layer = nn.TransformerEncoderLayer(12, 3, 10, dropout=0.0, batch_first=True)
         layer.self_attn.in_proj_weight.copy_(torch.cat([own.query.weight, own.key_value.weight]))

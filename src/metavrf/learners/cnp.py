@@ -7,8 +7,8 @@ Each point of the support is encoded by itself, the codes are averaged, and a de
 So the order of the points does not matter, and queries do not see each other. Training maximises the likelihood of the
 queries. The mean is all a query gets to know of the support, which is why fits do not pass through its points exactly.
 
-The authors' code has c = 0.1 and tells the decoder apart from the encoder in no other way; here c is small, as many
-families have no noise. They predict the support's points too while training; here only queries.
+The authors' code has c = 0.1; here c is small, as many families have no noise. They predict the
+support's points too while training; here only queries.
 """
 
 from __future__ import annotations

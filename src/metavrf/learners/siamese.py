@@ -28,7 +28,7 @@ from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import of_logits
 from metavrf.settings import Count
 
-START = 2.0  # a pair at the mean distance of a coordinate counts this over √width at the start
+START = 25.0  # Σ_j |a_j| at the start: pairs of two classes then score some -2, neither certain nor undecided
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Siamese(Learner):
     citation = "Koch, Zemel & Salakhutdinov, Siamese neural networks for one-shot image recognition, ICML workshop 2015"
     solves = ("classification",)
     Settings = SiameseSettings
+    presets = {"classes": {"lr": 1e-3}}
     paper = {
         "classes": {"width": 4096, "lr": 1e-3, "batch": 5, "query": 1, "iterations": 200_000, "embedding": "conv4"},
         "omniglot": {"augment": "affine", "dropout": 0.0},
@@ -55,7 +56,7 @@ class Siamese(Learner):
         features: Any = self.embedding.features
         self.hidden = nn.Linear(features, self.settings.width)
         self.score = nn.Linear(self.settings.width, 1)
-        nn.init.constant_(self.score.weight, -START)
+        nn.init.constant_(self.score.weight, -START / self.settings.width)
         nn.init.zeros_(self.score.bias)
 
     def scores(self, first: Tensor, second: Tensor) -> Tensor:

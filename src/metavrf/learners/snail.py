@@ -13,7 +13,9 @@ itself, at the place after the last support sample. Queries do not see each othe
 
 The order of the support matters. It is drawn anew at each training step, so that a trained model hardly depends on it.
 The last layer fixes the number of classes. The paper writes dilations of 2, 4, 8, ..., which would see every other
-place only; here they are 1, 2, 4, ... In regression the answer is a normal, as in :mod:`metavrf.learners.cnp`.
+place only; here they are 1, 2, 4, ... Keys start as queries do, so that a place attends to those that are like it from
+the start. The authors' layers are twice as wide, as in the preset "paper". In regression the answer is a normal,
+as in :mod:`metavrf.learners.cnp`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ from metavrf.settings import Count, Range, Share
 class SNAILSettings:
     """SNAIL."""
 
-    filters: Count = 128
+    features: Count = 64
+    """Features of a sample, to which those of the embedding are mapped; beside the target."""
+    filters: Annotated[int, Range(least=4)] = 64
     """Filters of a temporal convolution. Attention has 1/2, 2 and 4 times as many keys, and half of that for values."""
     length: Annotated[int, Range(least=2)] = 32
     """Places that the convolutions of a block reach across together, the query among them; attention reaches all."""
@@ -53,8 +57,8 @@ class SNAIL(Learner):
     any_way = False
     Settings = SNAILSettings
     presets = {
-        "functions": {"filters": 32, "lr": 1e-3},
-        "classes": {"train_way": 0, "batch": 12, "lr": 1e-3},
+        "functions": {"lr": 1e-3},
+        "classes": {"train_way": 0, "batch": 12, "lr": 2e-3},
     }
     paper = {
         "all": {"filters": 128, "lr": 1e-4, "batch": 32},
@@ -64,8 +68,10 @@ class SNAIL(Learner):
     def setup(self, generator: torch.Generator) -> None:
         """See :meth:`Learner.setup`."""
         settings, spec = self.settings, self.spec
-        size: Any = self.embedding.features
-        size += (spec.targets or spec.way) + 1
+        features: Any = self.embedding.features
+        self.sample = nn.Linear(features, settings.features, bias=False)
+        self.norm = nn.BatchNorm1d(settings.features)  # centred, or else all samples are alike to a dot product
+        size = settings.features + (spec.targets or spec.way) + 1
         dilations = [2**i for i in range(math.ceil(math.log2(settings.length)))]
         layers: list[Attention | Convolution] = []
         for block, times in enumerate((1, 4, 8)):  # of half the filters
@@ -73,9 +79,9 @@ class SNAIL(Learner):
                 for dilation in dilations:
                     layers.append(Convolution(size, dilation, settings.filters))
                     size += settings.filters
-            keys = max(1, times * settings.filters // 2)
-            layers.append(Attention(size, keys, max(1, keys // 2)))
-            size += max(1, keys // 2)
+            keys, values = times * settings.filters // 2, times * settings.filters // 4
+            layers.append(Attention(size, keys, values))
+            size += values
         self.layers = nn.ModuleList(layers)
         self.last = nn.Linear(size, 2 * spec.targets if spec.targets else spec.way)
 
@@ -84,14 +90,20 @@ class SNAIL(Learner):
         self.check_way(episodes)
         if self.training and generator is not None:
             episodes = reordered(episodes, generator)
-        samples = [episodes.support_x.shape[1], episodes.query_x.shape[1]]
-        support, query = points(episodes).split(samples, dim=1)
+        support, query = self.places(episodes)
         for layer in self.layers:
             support, query = layer(support, query)
         outputs = self.last(query)
         if episodes.way is None:
             return normals(outputs, episodes, self.settings.least_std)
         return of_logits(outputs.unsqueeze(0), episodes)
+
+    def places(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
+        """What the sequence consists of: ``[T, S, d]`` of the support, and ``[T, Q, d]`` for its last place."""
+        samples = episodes.support_x.shape[1]
+        features = episodes.embedded(lambda x: self.norm(self.sample(x).flatten(0, 1)).unflatten(0, x.shape[:2]))
+        support, query = points(features).tensor_split([samples], dim=1)
+        return support, query
 
 
 def reordered(episodes: Episodes, generator: torch.Generator) -> Episodes:
@@ -133,6 +145,8 @@ class Attention(nn.Module):
         super().__init__()
         self.sizes = [keys, keys, values]
         self.all = nn.Linear(inputs, sum(self.sizes))
+        with torch.no_grad():  # keys start as queries do: at first a place attends to those that are like it
+            self.all.weight[keys : 2 * keys] = self.all.weight[:keys]
 
     def forward(self, support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
         """As :class:`Convolution`: a query attends to the support and to itself."""

@@ -8,7 +8,7 @@ tokens attend to those of the support, and to no query, not even themselves; a t
 There are no positions, so the order of the support does not matter, and no query sees another. The mask of the authors'
 code says the same: columns of queries are -∞. Here these columns are not computed in the first place.
 
-The authors' code has no mark of what is a query, σ = exp(s), and no dropout either; here σ = c + (1 - c)·softplus(s)
+The authors' code has no mark of what is a query, and σ = exp(s); here σ = c + (1 - c)·softplus(s)
 as in :mod:`metavrf.learners.cnp`, which is steadier.
 """
 
@@ -105,4 +105,4 @@ class Layer(nn.Module):
         )
         read = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)  # [T, N, width]
         tokens = self.norms[0](tokens + self.joined(read))
-        return self.norms[1](tokens + self.network(tokens))  # type: ignore[no-any-return]
+        return self.norms[1](tokens + self.network(tokens))
