@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from test_maml import Smooth, gradients, sine
-from test_maml import pictures as whole_numbers
 from torch import Tensor, nn
 
+from inner_loops import Smooth, gradients, sine
+from inner_loops import pictures as whole_numbers
 from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError

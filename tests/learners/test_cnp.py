@@ -85,11 +85,11 @@ def test_what_is_inferred_of_a_task_is_its_mean_code(tmp_path: Path) -> None:
     assert tasks.query_y is not None
     own = (learner.predict(tasks).mean - tasks.query_y).square().mean().item()
     assert found["own"]["mse"] == pytest.approx(own, rel=1e-4)
-    codes = learner.inferred(learner.embedded(tasks)).r
+    codes = learner.inferred(learner.embedded(tasks)).values
     code_of_next = Episodes(
         tasks.support_x.roll(-1, 0), tasks.support_y.roll(-1, 0), tasks.query_x, tasks.query_y
     )  # queries are on the same grid
-    torch.testing.assert_close(learner.inferred(code_of_next).r, codes.roll(-1, 0))
+    torch.testing.assert_close(learner.inferred(code_of_next).values, codes.roll(-1, 0))
     others = (learner.predict(code_of_next).mean - tasks.query_y).square().mean().item()
     assert found["other"]["mse"] == pytest.approx(others, rel=1e-4)
     assert found["other"]["mse"] > 1.5 * found["own"]["mse"]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_maml import Smooth, gradients, pictures, sine
 from torch import Tensor
 from torch.func import functional_call
 
+from inner_loops import Smooth, gradients, pictures, sine
 from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.learners.imaml import IMAML, ImplicitSettings

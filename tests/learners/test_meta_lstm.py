@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_maml import gradients, pictures
 from torch import Tensor, nn
 
+from inner_loops import gradients, pictures
 from metavrf.config import Config
 from metavrf.learners.maml import MAML, InnerLoop
 from metavrf.learners.meta_lstm import MetaLSTM, MetaLSTMSettings, preprocessed

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_maml import Smooth, curve_learner, gradients, picture_learner, pictures, sine
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
 
+from inner_loops import Smooth, curve_learner, gradients, picture_learner, pictures, sine
 from metavrf.config import Config
 from metavrf.learners.maml import MAML, InnerLoop
 from metavrf.learners.platipus import Platipus, PlatipusSettings

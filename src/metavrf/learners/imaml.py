@@ -91,7 +91,7 @@ class IMAML(MAML):
         return weights
 
     def implicit(self, weights: Weights, x: Tensor, y: Tensor, gradient: Tensor) -> Tensor:
-        """(I + ∇²L/λ)⁻¹ times a ``gradient [T, n]`` of T tasks at their ``weights [T, ...]``, by conjugate gradients."""
+        """(I + ∇²L/λ)⁻¹ times a ``gradient [T, n]`` of T tasks at ``weights [T, ...]``, by conjugate gradients."""
         points = {name: value.detach().requires_grad_() for name, value in weights.items()}
         with torch.enable_grad():
             slopes = _flat(vmap(grad(self.task_loss), randomness="different")(points, x, y).values())
