@@ -18,6 +18,7 @@ from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners import LEARNERS
 from metavrf.learners.base import Learner
+from metavrf.learners.csn import CSN
 from metavrf.learners.head import RIDGE_FLOOR
 from metavrf.learners.kernel import KernelLearner
 from metavrf.learners.metavrf import MetaVRF
@@ -25,7 +26,7 @@ from metavrf.learners.relation import Relation
 from metavrf.learners.snail import SNAIL
 from metavrf.protocol import INDUCTIVE, Protocol, Statistics
 from metavrf.spec import TaskSpec
-from pictures_on_disk import SIDE
+from pictures_on_disk import CLASSES, SIDE
 from pictures_on_disk import tasks as tasks_on_bank
 
 KERNEL_LEARNERS = [("metavrf", "none"), ("metavrf", "lstm"), ("metavrf", "bilstm"), ("rff", "none")]
@@ -61,7 +62,7 @@ def experienced(name: str = "metavrf", context: str = "none", **options: Any) ->
     if name == "metavrf":
         options["context"] = context
     config = Config.of("./pictures", name).with_options(**options)
-    learner = awake(config.build(TaskSpec((1, SIDE, SIDE), None)))
+    learner = awake(config.build(TaskSpec((1, SIDE, SIDE), None, train_classes=CLASSES)))
     for norm in (module for module in learner.modules() if isinstance(module, nn.BatchNorm2d)):
         nn.init.uniform_(norm.weight, 0.5, 2)
         nn.init.uniform_(norm.bias, -1, 1)
@@ -74,6 +75,8 @@ def experienced(name: str = "metavrf", context: str = "none", **options: Any) ->
             ridge_head(learner).beta.fill_(0.2)
         if isinstance(learner, Relation):
             learner.score.weight.mul_(30)  # it starts with hardly an opinion
+        if isinstance(learner, CSN):
+            learner.weights[-1].get_parameter("weight").mul_(10)  # likewise
         if isinstance(learner, SNAIL):
             learner.last.weight.mul_(30)  # likewise
     return learner.eval()

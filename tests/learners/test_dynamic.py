@@ -43,7 +43,7 @@ def weight(learner: Dynamic, episodes: Episodes, task: int, number: int) -> Tens
 
 @pytest.mark.parametrize("training", [False, True])
 def test_weights_are_the_mean_of_the_support_and_attention_to_the_base_classes(training: bool) -> None:
-    learner, episodes = dynamic(), tasks(training=training)
+    learner, episodes = dynamic().train(training), tasks(training=training)
     found = learner.weights(episodes)
     for task in range(TASKS):
         for number in range(WAY):
@@ -63,6 +63,7 @@ def test_a_task_is_answered_by_the_cosine_with_its_novel_classes() -> None:
 def test_base_and_novel_classes_are_scored_together() -> None:
     learner, episodes = dynamic(), tasks()
     scores = learner.scores(episodes)
+    torch.testing.assert_close(learner.scores(tasks(training=True)), scores)  # as at test time, whatever is known
     assert scores.shape == (TASKS, QUERIES, TRAIN_CLASSES + WAY)
     torch.testing.assert_close(scores[..., TRAIN_CLASSES:].detach(), learner.predict(episodes).samples[0])
     for b in range(TRAIN_CLASSES):

@@ -213,7 +213,7 @@ class Learner(nn.Module, ABC):
         pictures = isinstance(self.embedding, Embedding) and not isinstance(self.embedding, Ready)
         if self.spec.regression and (protocol.statistics or protocol.views != "one"):
             raise UserError("protocol, statistics and views are for classes: functions are not normalised by a batch")
-        if protocol.statistics == "running" and not self.embeds_alone:
+        if protocol.statistics == "running" and self.inductive_statistics != "running":
             raise UserError("a learner that adapts its embedding to a task is normalised by the task's own support")
         if protocol.views != "one" and not (pictures and self.embeds_alone):
             raise UserError(

@@ -76,10 +76,10 @@ class Dynamic(NewWeights):
         self.log_gamma = nn.Parameter(torch.tensor(math.log(self.settings.gamma)))
 
     def weights(self, episodes: Episodes, generator: torch.Generator | None = None) -> Tensor:
-        """Weights ``[T, C, d]`` of the tasks' classes, all taken for novel: training classes do not see themselves."""
+        """Weights ``[T, C, d]`` of the tasks' classes, all taken for novel: in training they do not see themselves."""
         unit = F.normalize(episodes.support_x, dim=-1)
         similar = self.log_gamma.exp() * F.normalize(self.asking(unit), dim=-1) @ F.normalize(self.keys, dim=-1).T
-        if episodes.classes is not None:
+        if self.training and episodes.classes is not None:
             hidden = episodes.classes.unsqueeze(1).expand(-1, similar.shape[1], -1)
             similar = similar.scatter(2, hidden, -torch.inf)
         attended = similar.softmax(-1) @ F.normalize(self.classifier.weight, dim=-1)  # [T, S, d]

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from metavrf.episodes import Episodes
+from metavrf.errors import UserError
 from metavrf.learners.base import Prediction
 from metavrf.learners.prototypical import nearest_prototype
 from metavrf.learners.with_classes import WithTrainingClasses
@@ -104,9 +105,13 @@ class TADAM(WithTrainingClasses):
         plain = replace(episodes, support_x=features, query_x=features[:, :0], query_y=answers)
         with self.conditioned(*self.films(plain)):
             embedded = episodes.embedded(lambda x: self.embedding(x, own))
-        return self.classified(self.solve(embedded, memory, generator), plain)
+        return self.classified(self.by_distance(embedded), plain)
 
     def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
+        """There are no features apart from a task: the embedding is conditioned on it."""
+        raise UserError("this learner adapts its embedding to a task, so it cannot solve tasks of ready features")
+
+    def by_distance(self, episodes: Episodes) -> Prediction:
         """Prototypical networks with a scaled metric, on features that are conditioned already."""
         root = (0.5 * self.log_scale).exp()
         prediction = nearest_prototype(episodes.embedded(lambda z: root * z))
