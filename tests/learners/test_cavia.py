@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -51,8 +52,9 @@ def film(z: Tensor, change: Tensor) -> Tensor:
 
 def plain_curves(learner: Cavia, context: Tensor, x: Tensor, own: int) -> Tensor:
     """The context concatenated to the input."""
-    first, second = (layer for layer in learner.embedding if isinstance(layer, nn.Linear))  # type: ignore[union-attr]
-    joined = torch.cat([first.weight, learner.context[0].weight], dim=1)
+    first, second = (layer for layer in learner.embedding.modules() if isinstance(layer, nn.Linear))
+    context_weight: Any = learner.context[0].weight
+    joined = torch.cat([first.weight, context_weight], dim=1)
     z = torch.tanh(torch.cat([x, context.expand(len(x), -1)], dim=1) @ joined.T + first.bias)
     return learner.last(torch.tanh(second(z)))
 
@@ -77,6 +79,7 @@ def test_all_tasks_at_once_give_what_a_plain_loop_over_tasks_gives(what: str) ->
     network = plain_curves if what == "curves" else plain_pictures
     error = F.mse_loss if what == "curves" else F.cross_entropy
     outputs, losses = [], []
+    assert episodes.query_y is not None
     for x, y, asked, target in zip(
         episodes.support_x, episodes.support_y, episodes.query_x, episodes.query_y, strict=True
     ):
@@ -133,9 +136,9 @@ def test_the_context_is_what_is_inferred_and_can_be_exchanged() -> None:
 
 def test_the_adaptivity_test_takes_it() -> None:
     config = Config.of("sine", "cavia")
-    learner = config.build(TaskSpec())
+    learner: Any = config.build(TaskSpec())
     generator = torch.Generator().manual_seed(1)
-    nn.init.normal_(learner.context[0].weight, generator=generator)  # type: ignore[index]
+    nn.init.normal_(learner.context[0].weight, generator=generator)
     episodes = sine()
     assert episodes.query_y is not None
     single = replace(
@@ -147,6 +150,7 @@ def test_the_adaptivity_test_takes_it() -> None:
     )
     found = adaptivity(learner.eval(), single)
     predicted = learner.predict(single).mean
+    assert single.query_y is not None
     assert found["own"]["mse"] == pytest.approx(F.mse_loss(predicted, single.query_y).item(), rel=1e-4)
     assert found["other"]["mse"] != found["own"]["mse"] != found["mean"]["mse"]
     assert "entropy" not in found

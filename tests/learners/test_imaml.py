@@ -102,7 +102,7 @@ def test_the_system_is_solved_as_by_a_dense_matrix() -> None:
 
     point = torch.cat([value.detach().flatten() for value in start.values()])
     hessian = torch.autograd.functional.hessian(loss, point)
-    system = torch.eye(PARAMETERS, dtype=torch.float64) + hessian / learner.settings.proximal  # type: ignore[operator]
+    system = torch.eye(PARAMETERS, dtype=torch.float64) + hessian / learner.settings.proximal
     assert torch.linalg.eigvalsh(system).min() > 0.1
     gradient = torch.randn(1, PARAMETERS, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected = torch.linalg.solve(system, gradient[0])

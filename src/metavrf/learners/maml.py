@@ -12,7 +12,7 @@ authors' way back at test time.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -65,7 +65,7 @@ class MAML(Learner):
     embeds_alone = False
     any_way = False
     inductive_statistics = "support"
-    Settings = InnerLoop
+    Settings: ClassVar[type[Any]] = InnerLoop
     presets = {"functions": {"inner_lr": 0.01}, "classes": CLASSES | {"test_inner_steps": 3}}
     paper = {
         "all": {"lr": 1e-3, "dropout": 0.0},
