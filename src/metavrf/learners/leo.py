@@ -63,7 +63,7 @@ class LEO(Learner):
     citation = "Rusu et al., Meta-learning with latent embedding optimization, ICLR 2019"
     solves = ("classification",)
     Settings = LEOSettings
-    presets = {"classes": {"train_way": 20, "batch": 3}}
+    presets = {"classes": {"train_way": 0, "batch": 12}}  # an inner step depends on the number of classes
     paper = {
         "classes": {"lr": 5e-4, "batch": 12, "train_way": 0, "iterations": 100_000},
         "features": {"lr": 5e-4, "batch": 12, "train_way": 0, "iterations": 100_000},
