@@ -259,6 +259,7 @@ def plot_fit_grid(
             predictions = {row: learner.predict(episodes) for row, learner in learners.items()}
             for task in range(episodes.tasks):
                 _draw_task(axes[task][place], predictions, episodes, task, bands=False)
+                axes[task][place].set_xlabel("x" if task == rows - 1 else "")
             axes[0][place].set_title(name, fontsize=9)
         handles = {label: h for axis in axes[0] for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)

@@ -12,6 +12,7 @@ import metavrf
 from metavrf.cli import main
 from metavrf.config import Config
 from metavrf.learners import LEARNERS
+from metavrf.learners.prototypical import Prototypical
 from metavrf.studies.catalog import DEEP, catalog, chosen
 from metavrf.studies.known import FITTED, evaluate_known
 from metavrf.studies.study import BUDGETS, Known, Plan
@@ -79,7 +80,7 @@ def test_learners_that_are_added_appear_in_the_table_of_learners(tmp_path: Path)
     assert {cell.row for cell in STUDIES["learners-table"].cells} == set(LEARNERS)
 
     @metavrf.register_learner("guess")
-    class Guess(LEARNERS["prototypical"]):  # type: ignore[misc]
+    class Guess(Prototypical):
         """Nothing new."""
 
     assert "guess" in {cell.row for cell in chosen(["learners-table"])["learners-table"].cells}

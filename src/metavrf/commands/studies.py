@@ -149,9 +149,8 @@ class Reproduce(Plugins):
         ]
         minutes = sum(e.training + e.testing for e in found) / 60
         print_table(["run", "steps left", "ms per step", "training (min)", "tests (min)"], lines)
-        print(
-            f"{len(found)} runs, about {minutes:.0f} minutes of one thread, {minutes / self.jobs:.0f} with --jobs {self.jobs}"
-        )
+        of_jobs = f"{minutes / self.jobs:.0f} with --jobs {self.jobs}"
+        print(f"{len(found)} runs, about {minutes:.0f} minutes of one thread, {of_jobs}")
 
     def _reproduce(self, plan: Plan) -> None:
         from metavrf.studies.report import write_report

@@ -198,7 +198,7 @@ def calibrate_band(learner: Learner, episodes: Sequence[Episodes]) -> None:
 
 
 def reliability(log_probabilities: Tensor, target: Tensor) -> Tensor:
-    """Mean confidence, accuracy and share of the answers in each bin of confidence, ``[bins, 3]``; NaN where none is."""
+    """Mean confidence, accuracy and share of the answers in each bin of confidence, ``[bins, 3]``; NaN where none."""
     confidence, guess = log_probabilities.flatten(0, 1).double().exp().max(-1)
     number = (CALIBRATION_BINS * confidence).ceil().long().clamp(1, CALIBRATION_BINS) - 1  # bins (0, 1/15], ...
     right = (guess == target.flatten()).double()

@@ -19,22 +19,14 @@ BANDS = (2, 3, 4, 5, 6, 8, 10, 12, 15, 20)
 BASES = (16, 64, 256, 780, 2048)
 WAYS = (5, 10, 20, 30, 50, 70, 100)
 GP_KINDS = ("gp-rbf", "gp-matern", "gp-periodic")
-FIVE_WAYS, ALL_WAYS = ((5, 1), (5, 5)), ((5, 1), (5, 5), (20, 1), (20, 5))
+Settings = Sequence[tuple[int, int]]
+FIVE_WAYS: Settings = ((5, 1), (5, 5))
+ALL_WAYS: Settings = (*FIVE_WAYS, (20, 1), (20, 5))
 BEST, AFFINE = "Bayes-optimal", "best affine predictor"
 ONE_SHOT: Options = {"train_shot": 0, "most_shot": 0}
 # The paper's model of functions, as it validates best.
-ONE_KERNEL: Options = {
-    "components": 1,
-    "guards": 0,
-    "moves": True,
-    "embedding": "mlp",
-    "train_kernel": "features",
-    "kl_weight": 1e-3,
-    "lr": 2e-3,
-    "context_inputs": "x",
-    "iterations": 20_000,
-    **ONE_SHOT,
-}
+ONE_KERNEL: dict[str, Any] = {"components": 1, "guards": 0, "moves": True, "embedding": "mlp", "context_inputs": "x"}
+ONE_KERNEL |= {"train_kernel": "features", "kl_weight": 1e-3, "lr": 2e-3, "iterations": 20_000, **ONE_SHOT}
 MANY_OF_CLASSES: Options = {"components": 8, "train_kernel": "exact", "context_inputs": "xy", "context": "none"}
 STREAM: Options = {"stream": 10, "batch": 30, "shot": 3, "train_shot": 2, "most_shot": 6, "iterations": 4000}
 TWENTY_WAYS: Options = {"way": 20, "train_way": 20, "shot": 5}
@@ -79,68 +71,44 @@ def tested(task: str, at: tuple[int, int]) -> str:
 
 
 def on_classes(
-    task: str,
-    rows: Mapping[str, Options],
-    settings: Sequence[tuple[int, int]],
-    *,
-    scratch: bool = False,
-    **test: Any,
+    task: str, rows: Mapping[str, Options], settings: Settings, *, scratch: bool = False, **test: Any
 ) -> list[Cell]:
-    """Each row tested at ways and shots."""
-    return [
-        Cell(
-            row,
-            tested(task, at),
-            training(task, options, *at, scratch=scratch),
-            {"way": at[0], "shot": at[1], **test},
-        )
-        for at in settings
-        for row, options in rows.items()
-        if options.get("learner", "metavrf") in LEARNERS
-    ]
+    """Each row that there is a learner for, tested at ways and shots."""
+    cells = []
+    for way, shot in settings:
+        for row, options in rows.items():
+            if options.get("learner", "metavrf") in LEARNERS:
+                run = training(task, options, way, shot, scratch=scratch)
+                cells.append(Cell(row, tested(task, (way, shot)), run, {"way": way, "shot": shot, **test}))
+    return cells
 
 
-def on_functions(
-    task: str, rows: Mapping[str, Options], shots: Sequence[int], prefix: str = "", **test: Any
-) -> list[Cell]:
-    """Each row tested at several numbers of points; where a row is trained on one number, one run for each."""
-    return [
-        Cell(
-            row,
-            f"{prefix}{shot} points",
-            Training(task, {**options, "shot": shot} if options.get("train_shot") == 0 else options),
-            {"shot": shot, **test},
-        )
-        for shot in shots
-        for row, options in rows.items()
-    ]
+def on_functions(task: str, rows: Mapping[str, Options], shots: Sequence[int], at: str = "", **test: Any) -> list[Cell]:
+    """Each row tested at several numbers of points; one that is trained on one number has a run for each."""
+    cells = []
+    for shot in shots:
+        for row, options in rows.items():
+            run = Training(task, {**options, "shot": shot} if options.get("train_shot") == 0 else options)
+            cells.append(Cell(row, f"{at}{shot} points", run, {"shot": shot, **test}))
+    return cells
 
 
-def known(task: str, shots: Sequence[int], *names: str, prefix: str = "", **test: Any) -> list[Cell]:
+def known(task: str, shots: Sequence[int], *names: str, at: str = "", **test: Any) -> list[Cell]:
     """What no learner can beat, or a process fitted to each task."""
-    return [
-        Cell(name, f"{prefix}{shot} points", Known(task, name), {"shot": shot, **test})
-        for shot in shots
-        for name in names
-    ]
+    return [Cell(n, f"{at}{shot} points", Known(task, n), {"shot": shot, **test}) for shot in shots for n in names]
 
 
-def papers(settings: Sequence[tuple[str, tuple[int, int]]]) -> dict[str, dict[str, str]]:
-    """The figures of the paper's Tables 1 and 2 by learner and column."""
-    found: dict[str, dict[str, str]] = {}
-    for task, at in settings:
-        for key, figure in PUBLISHED[task, *at].items():
-            sign = "†" if key.partition(" ")[0] in TRANSDUCTIVE else ""
-            found.setdefault(key, {})[tested(task, at)] = f"{figure:.1f}{sign}"
-    return found
-
-
-def published_table(title: str, tasks: Mapping[str, Sequence[tuple[int, int]]], more: Mapping[str, Options]) -> Study:
+def published_table(title: str, tasks: Mapping[str, Settings], more: Mapping[str, Options], **about: Any) -> Study:
     """A table of the paper: every learner in it that there is here, and some more."""
-    paper = papers([(task, at) for task, settings in tasks.items() for at in settings])
+    paper: dict[str, dict[str, str]] = {}
+    for task, settings in tasks.items():
+        for way, shot in settings:
+            for key, figure in PUBLISHED[task, way, shot].items():
+                sign = "†" if key.partition(" ")[0] in TRANSDUCTIVE else ""
+                paper.setdefault(key, {})[tested(task, (way, shot))] = f"{figure:.1f}{sign}"
     rows = {key: named(key) for key in paper} | dict(more)
     cells = [cell for task, settings in tasks.items() for cell in on_classes(task, rows, settings)]
-    return Study(title, cells, "dots", paper=paper)
+    return Study(title, cells, "dots", paper=paper, **about)
 
 
 def sine_figure() -> Study:
@@ -208,7 +176,7 @@ def mixture_table() -> Study:
     cells = on_functions("sine", {many: {}, one: inferred, **baselines}, (5,), "sine, ", tasks=1000)
     rows: dict[str, Options] = {many: {"iterations": 6000}, one: inferred, **baselines}
     cells += on_functions("mixed", rows, (5, 10), "mixed, ", tasks=1000)
-    cells += known("mixed", (5, 10), FITTED, prefix="mixed, ", tasks=200)
+    cells += known("mixed", (5, 10), FITTED, at="mixed, ", tasks=200)
     for task, short in SHORT.items():
         rows = {many: MANY_OF_CLASSES, one: {"context": "none"}, **plain, "prototypical": {"learner": "prototypical"}}
         rows = {row: {**options, **short} for row, options in rows.items()}
@@ -245,6 +213,7 @@ def of_the_paper() -> dict[str, Study]:
         "Table 1: miniImageNet and CIFAR-FS (%)",
         {"mini-imagenet": FIVE_WAYS, "cifar-fs": FIVE_WAYS},
         {"classifier": {"learner": "classifier"}, **ours},
+        note="All learners start from the embedding of one classifier; the paper's do not.",
     )
     deep_rows = {key: named(key) for key in ("metavrf none", "metavrf lstm", "metavrf bilstm", "rff", "prototypical")}
     files = {"miniImageNet": "mini-imagenet-lite0.safetensors", "CIFAR-FS": "cifar-fs-lite0.safetensors"}
@@ -276,29 +245,25 @@ def of_the_paper() -> dict[str, Study]:
     return {
         "sine-figure": sine,
         "sine-more": replace(sine, title="The supplement's figure: more sine curves", examples=4),
-        "omniglot-table": replace(
-            published_table("Table 2: Omniglot (%)", {"omniglot": ALL_WAYS}, ours),
+        "omniglot-table": published_table(
+            "Table 2: Omniglot (%)",
+            {"omniglot": ALL_WAYS},
+            ours,
             quick=("metavrf none", "metavrf bilstm", "rff", "rbf", "prototypical"),
         ),
-        "photo-table": replace(
-            photos, note="All learners start from the embedding of one classifier; the paper's do not."
-        ),
+        "photo-table": photos,
         "deep-table": Study(
             "Table 3: ready features of a deep network (%)",
             deep,
             "dots",
             paper={key: dict(zip(columns, figures, strict=True)) for key, figures in DEEP.items()},
-            note="Ours are features of an EfficientNet-Lite0 that was trained on ImageNet, test classes of miniImageNet "
-            "among them; the paper's are of a WRN-28-10. The two cannot be compared. Make the files with 'metavrf embed "
+            note="Ours are features of an EfficientNet-Lite0 trained on ImageNet, miniImageNet's test classes among "
+            "them; the paper's are of a WRN-28-10. The two cannot be compared. Make the files with 'metavrf embed "
             "mini-imagenet --out mini-imagenet-lite0.safetensors', and cifar-fs likewise.",
         ),
         "bases-figure": Study("Figure 4: CIFAR-FS 5-way 5-shot accuracy (%) with D bases", bases, "lines", "bases D"),
         "ways-figure": Study(
-            f"Figure 5a: {trained}, 5 shots",
-            ways,
-            "lines",
-            "ways",
-            paper={"metavrf bilstm": {"100": "94†"}},
+            f"Figure 5a: {trained}, 5 shots", ways, "lines", "ways", paper={"metavrf bilstm": {"100": "94†"}}
         ),
         "shots-figure": Study(f"Figure 5b: {trained}, MetaVRF with biLSTM", shots, "lines", "shots"),
     }
@@ -357,15 +322,12 @@ def of_inference() -> dict[str, Study]:
     evidence: dict[str, Options] = {
         kind: {**MANY_OF_CLASSES, **SHORT["cifar-fs"], "evidence": kind} for kind in ("marginal", "leave-one-out")
     }
+    sources: dict[str, Training | Known] = {f"trained on {task}": Training(task) for task in ("gp-rbf", "gp-mixed")}
+    sources["the best predictor of the mixture"] = Known("gp-mixed", BEST)
     processes = [
         Cell(row, f"{kind}, {show}", source, {"on": kind, "tasks": 200}, show)
         for kind in GP_KINDS
-        for row, source in {
-            "trained on gp-rbf": Training("gp-rbf"),
-            "trained on gp-mixed": Training("gp-mixed"),
-            "the best predictor of its kind": Known(kind, BEST),
-            "the best predictor of the mixture": Known("gp-mixed", BEST),
-        }.items()
+        for row, source in {**sources, "the best predictor of its kind": Known(kind, BEST)}.items()
         for show in ("mean", "nll")
     ]
     return {

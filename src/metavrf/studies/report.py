@@ -28,9 +28,9 @@ from metavrf.testing.evaluation import difference, interval95
 Block = tuple[str, Any]
 """A part of the report: its kind (h1, h2, p, table, picture) and what is in it."""
 READING = (
-    "Inductive unless a column says otherwise: a prediction sees the support alone. † marks a figure of the paper that "
-    "is known to be transductive. ± is half of the 95 % interval: of one run over its test tasks, of several over the "
-    "runs. An empty cell was not run."
+    "Inductive, where there is no †: a prediction sees the support alone. † marks what is transductive, and figures of "
+    "the paper that are known to be: a prediction sees the other queries too. ± is half of the 95 % interval: of one run "
+    "over its test tasks, of several over the runs. An empty cell was not run."
 )
 STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222}
 h2{margin-top:3rem;border-top:1px solid #ddd;padding-top:1rem}img{max-width:100%}
@@ -47,6 +47,7 @@ class Figure:
     values: Sequence[float]
     ci95: float | None
     paper: str
+    transductive: bool = False
 
     @property
     def mean(self) -> float | None:
@@ -60,30 +61,29 @@ class Figure:
         interval = "" if self.ci95 is None else f" ± {self.ci95:.2g}"
         runs = len(self.values)
         count = "" if isinstance(self.cell.source, Known) else f" ({runs} run{'s' * (runs > 1)})"
-        return f"{number(self.mean)}{interval}{count}"
+        return f"{number(self.mean)}{'†' * self.transductive}{interval}{count}"
 
 
 def figure_of(plan: Plan, study: Study, cell: Cell) -> Figure:
     """What was measured for a cell, and what the paper says."""
-    found = plan.found(cell)
-    paper = study.paper.get(cell.row, {}).get(cell.column, "")
+    tests = list(plan.found(cell).values())
     if cell.minus is not None:
-        best = plan.found(cell, cell.minus).get(0)
-        found = {
-            seed: values for seed, values in found.items() if best and values["data_sha256"] == best["data_sha256"]
-        }
-        gaps = [
-            difference(torch.tensor(values["nll_per_task"]).double() - torch.tensor(best["nll_per_task"]).double())
-            for values in found.values()
-            if best
-        ]
-        values, interval = [gap.mean for gap in gaps], gaps[0].ci95 if len(gaps) == 1 else None
+        best = next(iter(plan.found(cell, cell.minus).values()), {"data_sha256": None})
+        paired = [test for test in tests if test["data_sha256"] == best["data_sha256"]]
+        gaps = [difference(_per_task(test) - _per_task(best)) for test in paired]
+        values, interval = [gap.mean for gap in gaps], gaps[0].ci95 if gaps else None
     else:
-        values = [value for test in found.values() if (value := _shown(test, cell.show)) is not None]
-        interval = next(iter(found.values()))["ci95"] if len(values) == 1 and cell.show == "mean" else None
+        values = [value for test in tests if (value := _shown(test, cell.show)) is not None]
+        interval = tests[0]["ci95"] if values and cell.show == "mean" else None
     if len(values) > 1:
         interval = interval95(torch.tensor(values))
-    return Figure(cell, values, interval, paper)
+    paper = study.paper.get(cell.row, {}).get(cell.column, "")
+    peeks = any(test["protocol"].startswith("transductive") for test in tests)
+    return Figure(cell, values, interval, paper, peeks)
+
+
+def _per_task(test: dict[str, Any]) -> torch.Tensor:
+    return torch.tensor(test["nll_per_task"], dtype=torch.double)
 
 
 def _shown(test: dict[str, Any], path: str) -> float | None:
@@ -122,15 +122,11 @@ def _write_study(plan: Plan, name: str, study: Study, about: dict[str, Any]) -> 
     tests = [(cell, seed, test) for cell in study.cells for seed, test in plan.found(cell).items()]
     unique = {plan.file(plan.job(cell.source, seed), cell.test): (cell, seed, test) for cell, seed, test in tests}
     rows = [_row(plan, cell, seed, test) for cell, seed, test in unique.values()]
-    jobs = {
-        plan.job(cell.source, seed).name
-        for cell in study.cells
-        if plan.is_there(cell.source.task)
-        for seed in plan.seeds_of(cell.source)
-    }
     tasks = {cell.source.task for cell in study.cells}
     problems = [plan.missing[task] for task in sorted(tasks) if plan.missing.get(task)]
-    problems += [f"{plan.jobs[job].label}: {why}" for job, why in plan.failed.items() if job in jobs]
+    problems += [
+        f"Left out: {plan.jobs[job].label}: {why}" for job, why in plan.failed.items() if name in plan.jobs[job].studies
+    ]
     trained = {row["run"]: row.get("train_seconds") or 0.0 for row in rows if "run" in row}
     time = f"{len(trained)} runs, {_time(sum(trained.values()))} of training and " if trained else ""
     time += f"{_time(sum(row['seconds'] for row in rows))} of tests in all" if rows else "Nothing was run"
@@ -158,7 +154,7 @@ def _write_study(plan: Plan, name: str, study: Study, about: dict[str, Any]) -> 
     return [
         ("h2", f"{name}: {study.title}"),
         *([("p", study.note)] if study.note else []),
-        *(("p", f"Left out: {problem}") for problem in problems),
+        *(("p", problem) for problem in problems),
         ("table", _table(study, figures)),
         *([("picture", (picture.name, study.title))] if drawn else []),
         ("p", f"{time}.{tested}"),
@@ -204,8 +200,8 @@ def _table(study: Study, figures: Sequence[Figure]) -> list[list[str]]:
     for column in columns:
         header += [column] + ["paper"] * (column in papers)
         for line in lines:
-            line += [ours.get((line[0], column), "")]
-            line += [study.paper.get(line[0], {}).get(column, "")] * (column in papers)
+            line.append(ours.get((line[0], column), ""))
+            line.extend([study.paper.get(line[0], {}).get(column, "")] * (column in papers))
     return [header, *lines]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,6 +105,7 @@ class Job:
     """The job whose run it starts from."""
     label: str = ""
     """For people: where it is asked for first."""
+    studies: set[str] = field(default_factory=set)
     tests: dict[str, Options] = field(default_factory=dict)
     """By the name of the file."""
 
@@ -134,16 +135,17 @@ class Plan:
                 for source in (cell.source, cell.minus):
                     if source is not None and self.is_there(source.task):
                         for seed in self.seeds_of(source):
-                            label = f"{name}: {cell.row}, {cell.column}, seed {seed}"
-                            job = self._ask(self.job(source, seed), label)
+                            label = f"{cell.row}, {cell.column}, seed {seed}"
+                            job = self._ask(self.job(source, seed), name, label)
                             job.tests[self.file(job, cell.test).name] = cell.test
 
-    def _ask(self, job: Job, label: str) -> Job:
+    def _ask(self, job: Job, study: str, label: str) -> Job:
         """The job of that name, which others may have asked for before; the one it starts from comes first."""
         if job.start is not None:
-            job.start = self._ask(job.start, f"{label}: to start from")
+            job.start = self._ask(job.start, study, f"{label}, the run it starts from")
         job = self.jobs.setdefault(job.name, job)
-        job.label = job.label or label
+        job.label = job.label or f"{study}: {label}"
+        job.studies.add(study)
         return job
 
     def asked(self, study: Study) -> list[Cell]:
@@ -228,8 +230,3 @@ class Plan:
             if values is not None:
                 figures[seed] = values
         return figures
-
-
-def without_seed(config: Config[Any]) -> Config[Any]:
-    """The same for all seeds: what takes as long."""
-    return replace(config, training=replace(config.training, seed=0, start_from=""))

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +26,7 @@ from metavrf.runs.directory import Run
 from metavrf.runs.stopping import Interrupted, stop_signals
 from metavrf.runs.training import Trainer, make_fabric, train
 from metavrf.studies.known import evaluate_known
-from metavrf.studies.study import Job, Known, Plan, without_seed
+from metavrf.studies.study import Job, Known, Plan
 from metavrf.tasks.source import open_tasks
 from metavrf.testing.evaluate import evaluate
 from metavrf.testing.evaluation import Evaluation
@@ -34,18 +34,11 @@ from metavrf.testing.settings import TEST_EPISODES, TEST_TASKS
 
 Say = Callable[[str], None]
 Prepare = Callable[[], None]
+Tests = Mapping[Path, Mapping[str, Any]]
+Order = tuple[str | Known, Path, Tests]
 LOOK_EVERY = 0.2  # seconds, for signals
 STEPS_TIMED = 5
 TASKS_TIMED = 50
-
-
-class Order(NamedTuple):
-    """A job as it is sent to a process, which may have to run plugins before it can read a configuration."""
-
-    config: str
-    known: Known | None
-    path: Path
-    tests: dict[Path, dict[str, Any]]
 
 
 def run_jobs(plan: Plan, at_once: int, say: Say, prepare: Prepare | None = None) -> None:
@@ -91,10 +84,9 @@ def run_jobs(plan: Plan, at_once: int, say: Say, prepare: Prepare | None = None)
 
 
 def _order(plan: Plan, job: Job) -> Order:
+    """A job as a process takes it: configurations as text, as plugins may have to be run before one can be read."""
     tests = {plan.out / "tests" / name: plan.options(job, test) for name, test in job.tests.items()}
-    known = job.source if isinstance(job.source, Known) else None
-    config = job.source.to_toml() if isinstance(job.source, Config) else ""
-    return Order(config, known, plan.path(job), tests)
+    return job.source if isinstance(job.source, Known) else job.source.to_toml(), plan.path(job), tests
 
 
 def _answer(receive: Any) -> str:
@@ -113,7 +105,7 @@ def _work(order: Order, send: Any, prepare: Prepare | None, environment: dict[st
     try:
         if prepare is not None:
             prepare()
-        do(order)
+        do(*order)
         send.send("")
     except UserError as error:
         send.send(str(error))
@@ -128,22 +120,19 @@ def _die_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)  # a training saves where it is
 
 
-def do(order: Order) -> None:
+def do(source: str | Known, path: Path, tests: Tests) -> None:
     """Train, unless that is done; then write every test that is not written."""
-    if order.known is not None:
-        for file, test in order.tests.items():
-            if not file.exists():
-                write_json(file, figures(evaluate_known(order.known, test)))
+    if isinstance(source, Known):
+        for file in (file for file in tests if not file.exists()):
+            write_json(file, figures(evaluate_known(source, tests[file])))
         return
-    with alone(order.path):
-        run = Run(order.path)
+    with alone(path):
+        run = Run(path)
         if not run.result_file.exists():
-            config = Config.from_toml(order.config, str(order.path))
-            train(config, out=order.path, resume=run.config_file.exists(), quiet=True)
-        model = load(order.path)
-        for file, test in order.tests.items():
-            if not file.exists():
-                write_json(file, figures(evaluate(model, **test)))
+            train(Config.from_toml(source, str(path)), out=path, resume=run.config_file.exists(), quiet=True)
+        model = load(path)
+        for file in (file for file in tests if not file.exists()):
+            write_json(file, figures(evaluate(model, **tests[file])))
 
 
 @contextmanager
@@ -187,7 +176,7 @@ def estimates(plan: Plan) -> list[Estimate]:
     for job in plan.jobs.values():
         if isinstance(job.source, Known) or plan.is_done(job):
             continue
-        config = without_seed(job.source)
+        config = job.source.with_options(seed=0, start_from="")  # takes as long
         key = config.to_toml()
         if key not in measured:
             measured[key] = _measure(config)
