@@ -29,7 +29,7 @@ Block = tuple[str, Any]
 """A part of the report: its kind (h1, h2, p, table, picture) and what is in it."""
 READING = (
     "Inductive, where there is no †: a prediction sees the support alone. † marks what is transductive, and figures of "
-    "the paper that are known to be: a prediction sees the other queries too. ± is half of the 95 % interval: of one run "
+    "the paper known to be: a prediction sees the other queries too. ± is half of the 95 % interval: of one run "
     "over its test tasks, of several over the runs. An empty cell was not run."
 )
 STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222}
