@@ -22,13 +22,15 @@ from metavrf.learners.head import RIDGE_FLOOR
 from metavrf.learners.kernel import KernelLearner
 from metavrf.learners.metavrf import MetaVRF
 from metavrf.learners.relation import Relation
+from metavrf.learners.snail import SNAIL
 from metavrf.protocol import INDUCTIVE, Protocol, Statistics
 from metavrf.spec import TaskSpec
 from pictures_on_disk import SIDE
 from pictures_on_disk import tasks as tasks_on_bank
 
 KERNEL_LEARNERS = [("metavrf", "none"), ("metavrf", "lstm"), ("metavrf", "bilstm"), ("rff", "none")]
-EVERY_LEARNER = KERNEL_LEARNERS + [(name, "none") for name in LEARNERS if name not in ("metavrf", "rff")]
+OF_CLASSES = [name for name in LEARNERS if "classification" in LEARNERS[name].solves]
+EVERY_LEARNER = KERNEL_LEARNERS + [(name, "none") for name in OF_CLASSES if name not in ("metavrf", "rff")]
 OF_ANY_WAY = [(name, context) for name, context in EVERY_LEARNER if LEARNERS[name].any_way]
 OF_THE_TASK_ALONE: tuple[Statistics, ...] = ("running", "support")
 each_kernel_learner = pytest.mark.parametrize(("name", "context"), KERNEL_LEARNERS)
@@ -72,6 +74,8 @@ def experienced(name: str = "metavrf", context: str = "none", **options: Any) ->
             ridge_head(learner).beta.fill_(0.2)
         if isinstance(learner, Relation):
             learner.score.weight.mul_(30)  # it starts with hardly an opinion
+        if isinstance(learner, SNAIL):
+            learner.last.weight.mul_(30)  # likewise
     return learner.eval()
 
 

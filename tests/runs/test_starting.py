@@ -103,6 +103,15 @@ def test_a_run_that_starts_from_another_is_resumed_to_the_bit_even_if_that_is_go
     assert_same_run(tmp_path / "whole", broken)
 
 
+def test_a_classifier_of_other_classes_starts_anew(folder: Path, pretrained: Path, tmp_path: Path) -> None:
+    chosen = TINY | {"learner": "prototypical", "rotate": True, "classify_weight": 1.0, "iterations": 1}
+    run = metavrf.train(str(folder), out=tmp_path / "run", start_from=str(pretrained), **chosen)
+    before, after = (
+        read_tensors(path / "model.safetensors")[0]["classifier.weight"] for path in (pretrained, run.path)
+    )
+    assert len(after) == 4 * len(before)
+
+
 def test_an_embedding_of_another_shape_is_refused_and_nothing_is_written(
     folder: Path, pretrained: Path, tmp_path: Path
 ) -> None:

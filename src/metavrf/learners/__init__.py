@@ -9,18 +9,34 @@ from typing import Any, TypeVar
 import torch
 
 from metavrf.errors import UserError
+from metavrf.learners.activations import Activations
 from metavrf.learners.base import Learner
+from metavrf.learners.cavia import Cavia
 from metavrf.learners.classifier import Classifier
+from metavrf.learners.cnp import CNP
+from metavrf.learners.csn import CSN
+from metavrf.learners.dynamic import Dynamic
+from metavrf.learners.gnn import GNN
+from metavrf.learners.imaml import IMAML
+from metavrf.learners.imp import IMP
+from metavrf.learners.kshot import KShot
+from metavrf.learners.leo import LEO
 from metavrf.learners.maml import MAML
 from metavrf.learners.matching import Matching
+from metavrf.learners.meta_lstm import MetaLSTM
 from metavrf.learners.meta_sgd import MetaSGD
 from metavrf.learners.metavrf import MetaVRF
+from metavrf.learners.platipus import Platipus
 from metavrf.learners.prototypical import Prototypical
 from metavrf.learners.r2d2 import R2D2
 from metavrf.learners.rbf import RBF
 from metavrf.learners.relation import Relation
 from metavrf.learners.rff import RFF
 from metavrf.learners.shared import Shared
+from metavrf.learners.siamese import Siamese
+from metavrf.learners.snail import SNAIL
+from metavrf.learners.tadam import TADAM
+from metavrf.learners.tnp import TNP
 from metavrf.learners.versa import Versa
 from metavrf.nn.embeddings import make_embedding
 from metavrf.randomness import stream
@@ -55,6 +71,22 @@ _OWN: dict[str, type[Learner]] = {
     "r2d2": R2D2,
     "versa": Versa,
     "classifier": Classifier,
+    "siamese": Siamese,
+    "snail": SNAIL,
+    "gnn": GNN,
+    "imp": IMP,
+    "tnp": TNP,
+    "cnp": CNP,
+    "csn": CSN,
+    "leo": LEO,
+    "activations": Activations,
+    "kshot": KShot,
+    "dynamic": Dynamic,
+    "tadam": TADAM,
+    "platipus": Platipus,
+    "cavia": Cavia,
+    "imaml": IMAML,
+    "meta-lstm": MetaLSTM,
 }
 for _name, _class in _OWN.items():
     LEARNERS.add(_name, _class)

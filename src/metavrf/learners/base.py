@@ -108,6 +108,19 @@ class Learner(nn.Module, ABC):
     @classmethod
     def check_tasks(cls, shape: EpisodeSettings, *, regression: bool) -> None:
         """Refuse shapes of tasks that this learner cannot be trained and tested on, before anything is written."""
+        if not cls.any_way and not regression and shape.train_way not in (0, shape.way):
+            raise UserError(
+                f"train_way = {shape.train_way} must be 0 or the {shape.way} of --way: the last layer of this learner "
+                "fixes the number of classes"
+            )
+
+    def check_way(self, episodes: Episodes) -> None:
+        """Refuse tasks of another number of classes than a learner answers that is not of any way."""
+        if episodes.way not in (None, self.spec.way):
+            raise UserError(
+                f"this model answers {self.spec.way} classes, which its last layer fixes: "
+                f"give tasks of --way {self.spec.way}, not {episodes.way}, in training and test"
+            )
 
     def forward(
         self,

@@ -1,4 +1,4 @@
-"""What a kernel learner has inferred of tasks, as a value: it can be averaged, and exchanged between tasks."""
+"""What a learner has inferred of tasks, as a value: it can be averaged, and exchanged between tasks."""
 
 from __future__ import annotations
 
@@ -67,6 +67,33 @@ class Inference:
             return None
         before, after = (_entropy(weights) for weights in (self.mean().log_weights[:, :1], self.log_weights))  # type: ignore[index]
         return {"before": before, "after": after, "removed": 1 - after / before if before > 0 else 0.0}
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """What a learner has inferred of T tasks that is one tensor: a code, a context, weights; ``values [T, ...]``."""
+
+    values: Tensor
+
+    @classmethod
+    def joined(cls, parts: Sequence[Inferred]) -> Inferred:
+        """What was inferred of several batches."""
+        return cls(torch.cat([part.values for part in parts]))
+
+    def at(self, tasks: Tensor | slice) -> Inferred:
+        """That of some of the tasks."""
+        return Inferred(self.values[tasks])
+
+    def other(self) -> Inferred:
+        """Each task with the next one's."""
+        return Inferred(self.values.roll(-1, 0))
+
+    def mean(self) -> Inferred:
+        """Each task with the mean over all."""
+        return Inferred(self.values.mean(0, keepdim=True).expand_as(self.values))
+
+    def entropy(self) -> None:
+        """Nothing is weighed."""
 
 
 def _entropy(log_weights: Tensor) -> float:

@@ -24,7 +24,7 @@ from metavrf.errors import UserError
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import of_logits, of_normals
 from metavrf.protocol import INDUCTIVE, Protocol
-from metavrf.settings import Count, EpisodeSettings, Natural, Positive
+from metavrf.settings import Count, Natural, Positive
 
 Weights = dict[str, Tensor]
 
@@ -79,18 +79,9 @@ class MAML(Learner):
         embedding: Any = self.embedding.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         embedding.channels_last = False
         self.regression = self.spec.regression
-        self.outputs = self.spec.targets or self.spec.way
-        self.last = nn.Linear(embedding.features, self.outputs)
+        self.size = self.spec.targets or self.spec.way
+        self.last = nn.Linear(embedding.features, self.size)
         self.log_noise = nn.Parameter(torch.tensor(0.0)) if self.regression else None
-
-    @classmethod
-    def check_tasks(cls, shape: EpisodeSettings, *, regression: bool) -> None:
-        """Refuse training tasks of another number of classes than test tasks."""
-        if not regression and shape.train_way not in (0, shape.way):
-            raise UserError(
-                f"train_way = {shape.train_way} must be 0 or the {shape.way} of --way: the last layer of this learner "
-                "fixes the number of classes"
-            )
 
     def forward(
         self,
@@ -100,28 +91,34 @@ class MAML(Learner):
         protocol: Protocol = INDUCTIVE,
     ) -> Prediction:
         """Adapt to each task, then answer its queries."""
-        if not self.regression and episodes.way != self.outputs:
-            raise UserError(
-                f"this model answers {self.outputs} classes, which its last layer fixes: "
-                f"give tasks of --way {self.outputs}, not {episodes.way}, in training and test"
-            )
+        episodes, own = self.checked(episodes, protocol)
+        return self.predicted(self.answers(episodes, own), episodes)
+
+    def checked(self, episodes: Episodes, protocol: Protocol = INDUCTIVE) -> tuple[Episodes, int | None]:
+        """The tasks, if they have as many classes as the last layer, and how many samples they are normalised by."""
+        self.check_way(episodes)
         episodes = episodes.looked_up()
-        support, query = episodes.support_x, episodes.query_x
-        own = support.shape[1] if self.training else self.own_samples(episodes, protocol)
+        return episodes, episodes.support_x.shape[1] if self.training else self.own_samples(episodes, protocol)
+
+    def answers(self, episodes: Episodes, own: int | None) -> Tensor:
+        """Outputs of the adapted networks for the queries, ``[1, T, Q, outputs]``."""
         start = self.start()
 
         def answer(x: Tensor, y: Tensor, asked: Tensor) -> Tensor:
-            weights = self.adapt(start, x, y)
-            return self._outputs(weights, torch.cat([x, asked]), own)[len(x) :]
+            return self.asked(self.adapt(start, x, y), x, asked, own)
 
-        outputs = vmap(answer, randomness="different")(support, episodes.support_y, query).unsqueeze(0)
+        adapted = vmap(answer, randomness="different")
+        return adapted(episodes.support_x, episodes.support_y, episodes.query_x).unsqueeze(0)
+
+    def predicted(self, outputs: Tensor, episodes: Episodes) -> Prediction:
+        """What outputs of K networks for the queries, ``[K, T, Q, outputs]``, say."""
         if self.log_noise is None:
             return of_logits(outputs, episodes)
         noise = (2 * self.log_noise).exp().expand_as(outputs)
         prediction = of_normals(outputs.detach(), noise, episodes)  # the noise is learned beside, not from, the error
         if prediction.loss is None or episodes.query_y is None:
             return prediction
-        error = F.mse_loss(outputs[0], episodes.query_y)
+        error = F.mse_loss(outputs, episodes.query_y.expand_as(outputs))
         return replace(prediction, loss=error + prediction.loss, terms=prediction.terms | {"mse": error})
 
     def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
@@ -149,10 +146,17 @@ class MAML(Learner):
 
     def task_loss(self, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
         """Error on one task's support: cross entropy, or mean squared error."""
-        outputs = self._outputs(weights, x, len(x))
-        return F.mse_loss(outputs, y) if self.regression else F.cross_entropy(outputs, y)
+        return self.error(self.outputs(weights, x, len(x)), y)
 
-    def _outputs(self, weights: Weights, x: Tensor, own: int | None) -> Tensor:
+    def error(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Cross entropy, or mean squared error."""
+        return (outputs - y).square().mean() if self.regression else F.cross_entropy(outputs, y)
+
+    def asked(self, weights: Weights, x: Tensor, asked: Tensor, own: int | None) -> Tensor:
+        """``[Q, outputs]`` for one task's queries, normalised by the first ``own`` of support and queries."""
+        return self.outputs(weights, torch.cat([x, asked]), own)[len(x) :]
+
+    def outputs(self, weights: Weights, x: Tensor, own: int | None) -> Tensor:
         """``[N, outputs]`` for one task's samples, normalised by the first ``own`` of them."""
         inner = {name: weight for name, weight in weights.items() if name not in ("last", "offset")}
         z = functional_call(self.embedding, inner, (x.unsqueeze(0), own)).squeeze(0)

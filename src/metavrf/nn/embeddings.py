@@ -149,7 +149,7 @@ class ConvNet(Embedding):
         self.ceil = ceil
         self.dropout = dropout
         self.pooled = blocks if pooled is None else pooled
-        growth = ((last_channels or channels) - channels) / (blocks - 2)
+        growth = ((last_channels or channels) - channels) / max(1, blocks - 2)
         widths = [channels, *(round(channels + step * growth) for step in range(blocks - 1))]
         planes = [inputs[0], *widths]
         self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in pairwise(planes))

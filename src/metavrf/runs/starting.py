@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from metavrf.errors import UserError
 from metavrf.files import load_weights
@@ -11,11 +15,9 @@ from metavrf.learners.base import Learner
 from metavrf.runs.directory import Run
 from metavrf.spec import TaskSpec
 
-TAKEN = ("embedding", "classifier")
-
 
 def start_from(path: str, learner: Learner, spec: TaskSpec) -> dict[str, Any]:
-    """Give ``learner`` the embedding of the run at ``path``, and its classifier of training classes if both have one.
+    """Give ``learner`` the embedding of the run at ``path``, and its classifier if both have one and it fits.
 
     Returns what a result must say of it. A run that has trained on classes which are validated or tested on here is
     refused: they would not be new.
@@ -28,11 +30,14 @@ def start_from(path: str, learner: Learner, spec: TaskSpec) -> dict[str, Any]:
             "run with the same split"
         )
     tensors, _ = run.load_model()
-    for part in TAKEN:
-        module = getattr(learner, part)
-        weights = {name.removeprefix(f"{part}."): w for name, w in tensors.items() if name.startswith(f"{part}.")}
-        if module is not None and (weights or part == "embedding"):
-            load_weights(module, weights, f"the {part} of {path}")
+
+    def part(name: str) -> dict[str, Tensor]:
+        return {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
+
+    load_weights(learner.embedding, part("embedding"), f"the embedding of {path}")
+    head, weights = learner.classifier, part("classifier")
+    if head is not None and _shapes(head.state_dict()) == _shapes(weights):  # or it starts anew
+        load_weights(head, weights, f"the classifier of {path}")
     result = run.result() or {}
     return {
         "run": path,
@@ -40,3 +45,7 @@ def start_from(path: str, learner: Learner, spec: TaskSpec) -> dict[str, Any]:
         **{name: result[name] for name in ("learner", "train_seconds", "command", "commit") if name in result},
         **({"started_from": before} if (before := run.start()) else {}),
     }
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}

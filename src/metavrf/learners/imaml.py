@@ -1,0 +1,140 @@
+"""iMAML: meta-learning with implicit gradients (Rajeswaran, Finn, Kakade & Levine, NeurIPS 2019).
+
+The weights φ of a task solve a proximal problem: they fit the support, but stay close to the start θ,
+
+    φ* = argmin L(φ, support) + λ/2·‖φ - θ‖².
+
+The gradient of the queries' loss with regard to θ then follows from φ* alone, whatever path led there:
+
+    dL(φ*, queries)/dθ = (I + ∇²L(φ*, support)/λ)⁻¹ ∇L(φ*, queries).
+
+The inner steps keep nothing for the backward pass, so memory does not grow with them. The linear system is solved by
+conjugate gradients, which need products of the Hessian with vectors only. A direction of negative curvature ends them
+early: there the system is that of no minimum.
+
+The authors damp the system, (2·I + ∇²L/(λ + 10)) in place of the above, and normalise each pass by its own batch, which
+makes their figures transductive. Here a task is normalised by its support, in training too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.func import grad, vmap
+
+from metavrf.episodes import Episodes
+from metavrf.learners.maml import CLASSES, MAML, PHOTOGRAPHS, Weights
+from metavrf.settings import Count, Natural, Positive
+
+
+@dataclass(frozen=True)
+class ImplicitSettings:
+    """The proximal inner problem and its implicit gradient."""
+
+    inner_steps: Count = 8
+    """Gradient steps on a task's support while training."""
+    test_inner_steps: Natural = 0
+    """Gradient steps at test time; 0 for as many as while training."""
+    inner_lr: Positive = 0.2
+    """Learning rate of these steps."""
+    proximal: Positive = 1.0
+    """How strongly a task's weights are held at the start (λ)."""
+    conjugate_steps: Count = 4
+    """Steps of conjugate gradients, by which the implicit gradient is found."""
+
+
+class IMAML(MAML):
+    """MAML whose weights stay close to the start, so that the outer gradient needs no inner steps. See the module."""
+
+    citation = "Rajeswaran, Finn, Kakade & Levine, Meta-learning with implicit gradients, NeurIPS 2019"
+    Settings = ImplicitSettings
+    presets = {
+        "functions": {"inner_lr": 0.01, "proximal": 0.1, "inner_steps": 10},
+        "classes": CLASSES | {"channels": 32},
+    }
+    paper = {
+        "all": {"lr": 1e-3, "dropout": 0.0, "conjugate_steps": 5},
+        "functions": {"inner_lr": 0.01, "inner_steps": 16},
+        "classes": PHOTOGRAPHS | {"inner_steps": 10, "proximal": 0.5, "iterations": 60_000},
+        "omniglot": {"inner_steps": 16, "inner_lr": 0.1, "proximal": 2.0, "batch": 32, "channels": 64}
+        | {"iterations": 20_000},
+    }
+
+    def answers(self, episodes: Episodes, own: int | None) -> Tensor:
+        """Outputs of the adapted networks for the queries, ``[1, T, Q, outputs]``."""
+        start = self.start()
+        found = _Implicit.apply(self, episodes.support_x, episodes.support_y, *start.values())
+        adapted = dict(zip(start, found, strict=True))
+
+        def answer(weights: Weights, x: Tensor, asked: Tensor) -> Tensor:
+            return self.asked(weights, x, asked, own)
+
+        return vmap(answer, randomness="different")(adapted, episodes.support_x, episodes.query_x).unsqueeze(0)
+
+    def adapt(self, weights: Weights, x: Tensor, y: Tensor) -> Weights:
+        """The weights after the inner steps on one task's support ``x [S, ...]``, ``y [S, ...]``."""
+        start, lam = weights, self.settings.proximal
+        steps = self.settings.inner_steps
+        if not self.training:
+            steps = self.settings.test_inner_steps or steps
+        for _ in range(steps):
+            slope = grad(self.task_loss)(weights, x, y)
+            weights = {
+                name: value - self.settings.inner_lr * (slope[name] + lam * (value - start[name]))
+                for name, value in weights.items()
+            }
+        return weights
+
+    def implicit(self, weights: Weights, x: Tensor, y: Tensor, gradient: Tensor) -> Tensor:
+        """(I + ∇²L/λ)⁻¹ times a ``gradient [T, n]`` of T tasks at ``weights [T, ...]``, by conjugate gradients."""
+        points = {name: value.detach().requires_grad_() for name, value in weights.items()}
+        with torch.enable_grad():
+            slopes = _flat(vmap(grad(self.task_loss), randomness="different")(points, x, y).values())
+
+        def product(vector: Tensor) -> Tensor:
+            found = torch.autograd.grad(slopes, list(points.values()), vector, retain_graph=True)
+            return vector + _flat(found) / self.settings.proximal
+
+        solution, residual, direction = torch.zeros_like(gradient), gradient, gradient
+        square = residual.square().sum(1, keepdim=True)
+        for _ in range(self.settings.conjugate_steps):
+            image = product(direction)
+            curvature = (direction * image).sum(1, keepdim=True)
+            sound = curvature > torch.finfo(curvature.dtype).tiny  # once it is not, the direction is zero for good
+            length = torch.where(sound, square / curvature.where(sound, 1), 0)
+            solution, residual = solution + length * direction, residual - length * image
+            before, square = square, residual.square().sum(1, keepdim=True)
+            direction = torch.where(sound, residual + square / before.where(sound, 1) * direction, 0)
+        return solution
+
+
+class _Implicit(torch.autograd.Function):
+    """All tasks' weights ``[T, ...]`` after the inner steps, and the implicit gradient of the start."""
+
+    @staticmethod
+    def forward(ctx: Any, learner: IMAML, x: Tensor, y: Tensor, *start: Tensor) -> tuple[Tensor, ...]:
+        names = list(learner.start())
+        weights = dict(zip(names, start, strict=True))
+        found = vmap(lambda x, y: learner.adapt(weights, x, y), randomness="different")(x, y)
+        ctx.learner, ctx.names = learner, names
+        ctx.save_for_backward(x, y, *found.values())
+        return tuple(found.values())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, *found = ctx.saved_tensors
+        weights = dict(zip(ctx.names, found, strict=True))
+        solved = ctx.learner.implicit(weights, x, y, _flat(gradients)).sum(0)
+        parts = solved.split([value[0].numel() for value in found])
+        return None, None, None, *(part.view_as(value[0]) for part, value in zip(parts, found, strict=True))
+
+
+def _flat(values: Iterable[Tensor]) -> Tensor:
+    """Weights of T tasks, ``[T, ...]`` each, as one ``[T, n]``."""
+    return torch.cat([value.flatten(1) for value in values], dim=1)
