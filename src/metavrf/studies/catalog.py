@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from metavrf.config import Config
 from metavrf.errors import UserError
 from metavrf.learners import LEARNERS
 from metavrf.registry import unknown
@@ -39,6 +40,10 @@ SETS = {"omniglot": "Omniglot", "cifar-fs": "CIFAR-FS", "mini-imagenet": "miniIm
 # Table 3 of the paper: miniImageNet on features of a WRN-28-10, accuracy (%) at 1 and 5 shots.
 DEEP = {
     "meta-sgd": ("54.24", "70.86"),
+    "dynamic": ("56.20", "73.00"),
+    "kshot": ("56.30", "73.90"),
+    "csn": ("57.10", "70.04"),
+    "activations": ("59.60", "73.54"),
     "snail": ("55.71", "68.88"),
     "tadam": ("58.50", "76.70"),
     "leo": ("61.76", "77.59"),
@@ -60,9 +65,12 @@ def training(task: str, options: Options, way: int, shot: int, *, scratch: bool 
     Some learners can only be tested as they were trained.
     """
     learner = options.get("learner", "metavrf")
-    fixed = {} if LEARNERS[learner].any_way else {"way": way, "shot": shot}
-    starts = task in ("cifar-fs", "mini-imagenet") and learner != "classifier" and not scratch
-    return Training(task, {**options, **fixed}, Training(task, {"learner": "classifier"}) if starts else None)
+    fixed: dict[str, Any] = {} if LEARNERS[learner].any_way else {"way": way, "shot": shot}
+    if task not in ("cifar-fs", "mini-imagenet") or learner == "classifier" or scratch:
+        return Training(task, {**options, **fixed})
+    network = Config.of(task, "classifier").embedding
+    fixed |= {name: getattr(network, name) for name in ("embedding", "channels", "last_channels")}
+    return Training(task, {**options, **fixed}, Training(task, {"learner": "classifier"}))
 
 
 def tested(task: str, at: tuple[int, int]) -> str:
@@ -215,7 +223,7 @@ def of_the_paper() -> dict[str, Study]:
         {"classifier": {"learner": "classifier"}, **ours},
         note="All learners start from the embedding of one classifier; the paper's do not.",
     )
-    deep_rows = {key: named(key) for key in ("metavrf none", "metavrf lstm", "metavrf bilstm", "rff", "prototypical")}
+    deep_rows = {key: named(key) for key in (*DEEP, "rff", "prototypical")}
     files = {"miniImageNet": "mini-imagenet-lite0.safetensors", "CIFAR-FS": "cifar-fs-lite0.safetensors"}
     deep = [
         replace(cell, column=f"{name} {at[0]}-way {at[1]}-shot")
@@ -327,7 +335,7 @@ def of_inference() -> dict[str, Study]:
     processes = [
         Cell(row, f"{kind}, {show}", source, {"on": kind, "tasks": 200}, show)
         for kind in GP_KINDS
-        for row, source in {**sources, "the best predictor of its kind": Known(kind, BEST)}.items()
+        for row, source in (sources | {"the best predictor of its kind": Known(kind, BEST)}).items()
         for show in ("mean", "nll")
     ]
     return {
