@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 OUT ?= bench
+REPORT ?= reproduction
 
-.PHONY: demo test lint docs bench bench-peers clean
+.PHONY: demo test lint docs bench bench-peers reproduce-quick clean
 
 demo: $(READY)
 	$(BIN)/metavrf demo
@@ -32,6 +33,9 @@ bench-peers: $(READY)
 	mkdir -p $(OUT)
 	$(BIN)/python benchmarks/peers/measure.py --save $(OUT)/peers.json --chart $(OUT)/peers.png
 
+reproduce-quick: $(READY)
+	$(BIN)/metavrf reproduce sine-figure omniglot-table --budget minutes --jobs 2 --out $(REPORT)
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "metavrf needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
@@ -39,4 +43,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers demo bench site
+	rm -rf $(VENV) .venv-peers demo bench reproduction site

@@ -19,7 +19,7 @@ from metavrf.testing import compare, evaluate
 from processes import TINY, TINY_OPTIONS, DiskOf, run, run_real, snapshot, without
 from shell import printed_json, refused
 
-COMMANDS = ("train", "evaluate", "compare", "info", "fit", "predict", "export", "demo", "study")
+COMMANDS = ("train", "evaluate", "compare", "info", "fit", "predict", "export", "demo", "reproduce", "study")
 PNG = b"\x89PNG\r\n\x1a\n"
 SAWTOOTH = """
 from metavrf import FunctionFamily, register_family

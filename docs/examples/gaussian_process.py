@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 
 import torch
+from metavrf.studies.processes import fitted_process
 
 from metavrf.commands.plugins import load_plugins
 from metavrf.files import write_json
 from metavrf.runs.provenance import provenance
-from metavrf.studies.processes import fitted_process
 from metavrf.testing.settings import TEST_SEED
 
 SHOT, TASKS = 10, 1000

@@ -41,7 +41,8 @@ COMMANDS = {
     "learners": Command("listings", "Learners", "List the learners."),
     "data": Command("listings", "Data", "List the named data sets, and fetch them."),
     "demo": Command("studies", "Demo", "Learn to fit sine curves from a few points, in under two minutes."),
-    "study": Command("studies", "Study", "Train and test many runs of one question."),
+    "reproduce": Command("studies", "Reproduce", "Train, test and report the paper's tables and figures, and ours."),
+    "study": Command("studies", "Reproduce", "The same as reproduce."),
 }
 COMPLETION = "--tyro-print-completion"
 DESCRIPTION = "Few-shot learning with kernels inferred for each task (MetaVRF, ICML 2020)."

@@ -33,6 +33,7 @@ STYLES = (
     ("#009E73", "-."),
     ("#CC79A7", ":"),
     ("#56B4E9", (0, (5, 1, 1, 1, 1, 1))),
+    ("#E69F00", (0, (1, 1))),
 )
 FORMATS = {".png", ".pdf", ".svg"}
 MOST_WAYS_DRAWN = 10
@@ -187,17 +188,81 @@ def plot_kernels(
     return Path(path)
 
 
-def plot_positions(lines: Mapping[str, Sequence[float]], path: str | os.PathLike[str], title: str) -> Path:
-    """Draw the error against the position in a stream, one line for each context."""
+def plot_lines(
+    lines: Mapping[str, Sequence[tuple[float, float, float]]],
+    path: str | os.PathLike[str],
+    title: str,
+    axis: str,
+    *,
+    value: str,
+    marks: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    log: bool = False,
+    diagonal: bool = False,
+) -> Path:
+    """Draw lines of (x, y, half of an interval); ``marks`` are the paper's (x, y) by the same names."""
     with picture_at(path, title, figsize=(6.5, 4)) as (_, axes):
-        axis = axes[0, 0]
-        for (name, errors), (colour, dash) in zip(lines.items(), cycle(STYLES), strict=False):
-            axis.plot(range(1, len(errors) + 1), errors, color=colour, linestyle=dash, marker="o", ms=3, label=name)
-        axis.set_yscale("log")
-        axis.set_xlabel("position in the stream")
-        axis.set_ylabel("mean squared error")
-        axis.grid(alpha=0.25)
-        axis.legend(frameon=False)
+        drawn = axes[0, 0]
+        if diagonal:
+            drawn.plot([0, 1], [0, 1], color="0.6", linewidth=1, label="calibrated")
+        for (name, points), (colour, dash) in zip(lines.items(), cycle(STYLES), strict=False):
+            x, y, half = zip(*points, strict=True)
+            drawn.errorbar(x, y, half, color=colour, linestyle=dash, marker="o", ms=3, capsize=2, label=name)
+            for place in (marks or {}).get(name, ()):
+                drawn.plot(*place, "D", color=colour, fillstyle="none", label=f"{name}, the paper")
+        if log:
+            drawn.set_yscale("log")
+        drawn.set_xlabel(axis)
+        drawn.set_ylabel(value)
+        drawn.grid(alpha=0.25)
+        drawn.legend(frameon=False, fontsize=8)
+    return Path(path)
+
+
+def plot_dots(
+    panels: Mapping[str, Mapping[str, tuple[float | None, float, float | None]]],
+    path: str | os.PathLike[str],
+    title: str,
+    *,
+    logarithmic: Sequence[str] = (),
+) -> Path:
+    """Draw a table, one panel for each column: rows with their figure, half of its interval, and the paper's figure."""
+    rows = list(dict.fromkeys(row for panel in panels.values() for row in panel))
+    size = (2.3 * len(panels) + 1.8, 0.27 * len(rows) + 1.4)
+    with picture_at(path, title, 1, len(panels), figsize=size, sharey=True) as (figure, axes):
+        for axis, (column, panel) in zip(axes[0], panels.items(), strict=True):
+            for row, (ours, half, paper) in panel.items():
+                place = rows.index(row)
+                if ours is not None:
+                    axis.errorbar(ours, place, xerr=half, fmt="o", color=STYLES[0][0], ms=4, capsize=2, label="ours")
+                if paper is not None:
+                    axis.plot(paper, place, "D", color=STYLES[1][0], fillstyle="none", ms=5, label="the paper")
+            axis.set_title(column.replace(" ", "\n", 1), fontsize=8)
+            if column in logarithmic:
+                axis.set_xscale("log")
+            axis.tick_params(axis="x", labelsize=7)
+            axis.grid(alpha=0.25)
+        axes[0][0].set_yticks(range(len(rows)), rows, fontsize=8)
+        axes[0][0].invert_yaxis()
+        handles = {label: h for axis in axes[0] for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    return Path(path)
+
+
+def plot_fit_grid(
+    columns: Mapping[str, tuple[Mapping[str, Learner], Episodes]], path: str | os.PathLike[str], title: str
+) -> Path:
+    """Draw the tasks of each column, one below the other: the truth, the support points and every learner's fit."""
+    rows = max(episodes.tasks for _, episodes in columns.values())
+    size = (3.6 * len(columns), 2.6 * rows + 0.8)
+    with picture_at(path, title, rows, len(columns), figsize=size, sharex=True) as (figure, axes):
+        for place, (name, (learners, episodes)) in enumerate(columns.items()):
+            predictions = {row: learner.predict(episodes) for row, learner in learners.items()}
+            for task in range(episodes.tasks):
+                _draw_task(axes[task][place], predictions, episodes, task, bands=False)
+                axes[task][place].set_xlabel("x" if task == rows - 1 else "")
+            axes[0][place].set_title(name, fontsize=9)
+        handles = {label: h for axis in axes[0] for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return Path(path)
 
 
@@ -214,7 +279,9 @@ def _draw_image(axis: Axes, image: Tensor) -> None:
         axis.imshow(image.permute(1, 2, 0).numpy())
 
 
-def _draw_task(axis: Axes, predictions: Mapping[str, Prediction], episodes: Episodes, task: int) -> None:
+def _draw_task(
+    axis: Axes, predictions: Mapping[str, Prediction], episodes: Episodes, task: int, *, bands: bool = True
+) -> None:
     x, order = episodes.query_x[task, :, 0].sort()
     reach = episodes.support_y[task].abs().max()
     if episodes.query_y is not None:
@@ -223,7 +290,7 @@ def _draw_task(axis: Axes, predictions: Mapping[str, Prediction], episodes: Epis
         reach = max(reach, truth.abs().max())
     for (name, prediction), (colour, dash) in zip(predictions.items(), cycle(STYLES), strict=False):
         mean = prediction.mean[task, order, 0]
-        if prediction.std is not None:
+        if bands and prediction.std is not None:
             low, high = (end[task, order, 0] for end in prediction.band())
             axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         axis.plot(x, mean, color=colour, linestyle=dash, linewidth=1.7, label=_short(name))

@@ -1,16 +1,22 @@
-"""The commands that train more than one run: demo and study."""
+"""The commands that train more than one run, demo and reproduce; and the picture of kernels."""
 
 from __future__ import annotations
 
+import sys
+import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from metavrf.commands.plugins import Plugins
+from metavrf.commands.plugins import Plugins, load_plugins
 from metavrf.errors import UserError
-from metavrf.reports import check_picture, draw_figure, draw_kernels, print_rows, print_table, report
+from metavrf.reports import check_picture, draw_figure, draw_kernels, print_rows, print_table
+
+if TYPE_CHECKING:
+    from metavrf.studies.study import Plan
 
 
 @dataclass
@@ -83,78 +89,78 @@ class Kernels(Plugins):
         print(f"picture: {draw_kernels(load(self.run_directory), self.out, self.tasks, self.seed)}")
 
 
-ITERATIONS = 20_000
-
-
 @dataclass
-class Study:
-    """Train and test many runs of one question, and write one table: see docs/studies.md."""
+class Reproduce(Plugins):
+    """Train, test and report the tables and figures of the paper, and ours: metavrf reproduce sine-figure --jobs 2.
 
-    name: Positional[
-        Literal[
-            "contexts",
-            "bases",
-            "rff",
-            "maml",
-            "many-kernels",
-            "train-kernel",
-            "moves",
-            "streams",
-            "drift",
-            "sine-maml",
-            "neural-processes",
-            "neural-processes-mixed",
-            "mixed",
-            "omniglot",
-            "cifar-fs",
-            "mixed-images",
-            "class-evidence",
-        ]
-    ]
-    """Of one kernel: contexts x seeds x shots; bases, fixed or resampled, and their kinds; rff, the baseline; maml with
-    1, 5 and 10 inner steps. Of many kernels (docs/inference.md): many-kernels, train-kernel, moves, streams, drift,
-    sine-maml, neural-processes, neural-processes-mixed, mixed, omniglot, cifar-fs, mixed-images, class-evidence."""
-    out: Path
-    """Directory for the runs; a study that was interrupted goes on where it was."""
-    save: Annotated[Path | None, arg(metavar="PATH")] = None
-    """Write the table as JSON to this file."""
-    chart: Annotated[Path | None, arg(metavar="PATH")] = None
-    """Draw the error against the position in the stream to this file (studies 'streams' and 'drift')."""
-    shots: tuple[int, ...] = (3, 5, 10)
-    """Shots to train for and test at."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of the trainings."""
-    context_inputs: tuple[Literal["x", "xy"], ...] = ("x", "xy")
-    """What the context sees (study 'contexts')."""
+    Called again after it was stopped, or killed, it goes on where it was. See docs/studies.md.
+    """
+
+    names: Annotated[Positional[tuple[str, ...]], arg(metavar="NAME")] = ()
+    """Studies; --list names them."""
+    list: bool = False
+    """List the studies, and run none."""
+    budget: Literal["minutes", "hour", "day", "paper"] = "hour"
+    """How much is run: a twentieth, a fifth or all of the usual steps, or as many as the paper took. The last two take
+    three seeds and all test tasks."""
+    jobs: int = 1
+    """Runs at a time, one thread each."""
+    dry_run: bool = False
+    """Say how long it would take, by a few measured steps of each run."""
+    out: Path = Path("reproduction")
+    """Directory for the report, and for the runs and tests it is made of; several calls may share it."""
+    data: str = ""
+    """Folder of the data sets; else METAVRF_DATA, else the cache. What is not there is left out."""
+    seeds: tuple[int, ...] = ()
+    """Seeds of the runs, if other than the budget's."""
     iterations: Annotated[int | None, arg(metavar="INT")] = None
-    """Training steps of each run; 20,000 of one kernel, the study's own of many."""
-    workers: int = 2
-    """Trainings at a time, one thread each."""
+    """Training steps of every run, in place of the budget's."""
 
     def run(self) -> None:
-        """Run the study and print its table."""
-        from metavrf.studies import inference, sine
+        """List, estimate, or run and report."""
+        self.load_plugins()
+        from metavrf.studies.catalog import catalog, chosen
 
-        if not (self.shots and self.seeds and self.context_inputs):
-            raise UserError("a study needs at least one of --shots, --seeds and --context-inputs each")
-        if self.name in inference.PLANS:
-            rows, limits = inference.run(self.name, self.out, self.seeds, self.iterations, self.workers)
-            lines = inference.over_seeds(rows)
-            if self.chart:
-                from metavrf.plots import plot_positions
+        if self.list:
+            for name, study in catalog().items():
+                print(f"{name}: {study.title}")
+            return
+        if not self.names:
+            raise UserError("name a study, or several: 'metavrf reproduce --list' lists them")
+        if self.jobs < 1 or (self.iterations is not None and self.iterations < 1):
+            raise UserError("--jobs and --iterations must be at least 1")
+        from metavrf.studies.study import Plan
 
-                positions = inference.positions(rows)
-                if not positions:
-                    raise UserError(f"--chart is for studies of streams, not for {self.name}")
-                plot_positions(positions, self.chart, f"{self.name}: 3 points per curve, mean over seeds")
+        plan = Plan(chosen(self.names), self.out, self.budget, self.seeds, self.data, self.iterations)
+        for sentence in filter(None, plan.missing.values()):
+            print(sentence, file=sys.stderr)
+        if self.dry_run:
+            self._estimate(plan)
         else:
-            trainings = sine.variants(self.name, self.shots, self.seeds, self.context_inputs)
-            rows = sine.study(trainings, self.out, self.iterations or ITERATIONS, self.workers)
-            lines, limits = sine.over_seeds(rows), sine.limit_rows(self.shots)
-        print_table(list(lines[0]), [list(line.values()) for line in lines])
-        report(
-            {"study": self.name, "iterations": self.iterations, "over_seeds": lines, "limits": limits, "rows": rows},
-            None,
-            self.save,
-            self.seeds[0],
-        )
+            self._reproduce(plan)
+
+    def _estimate(self, plan: Plan) -> None:
+        from metavrf.studies.work import estimates
+
+        found = estimates(plan)
+        lines = [
+            [e.label, f"{e.steps:,}", f"{1000 * e.step:.3g}", f"{e.training / 60:.1f}", f"{e.testing / 60:.1f}"]
+            for e in found
+        ]
+        minutes = sum(e.training + e.testing for e in found) / 60
+        print_table(["run", "steps left", "ms per step", "training (min)", "tests (min)"], lines)
+        of_jobs = f"{minutes / self.jobs:.0f} with --jobs {self.jobs}"
+        print(f"{len(found)} runs, about {minutes:.0f} minutes of one thread, {of_jobs}")
+
+    def _reproduce(self, plan: Plan) -> None:
+        from metavrf.studies.report import write_report
+        from metavrf.studies.work import run_jobs
+
+        began = time.monotonic()
+        prepare = partial(load_plugins, [file.absolute() for file in self.plugin]) if self.plugin else None
+        run_jobs(plan, self.jobs, lambda line: print(line, file=sys.stderr), prepare)
+        print(f"report: {write_report(plan, time.monotonic() - began)}")
+        if plan.failed:
+            name, why = next(iter(plan.failed.items()))
+            first = f"{plan.jobs[name].label}: {why}"
+            raise UserError(f"{len(plan.failed)} of {len(plan.jobs)} runs failed, the first of them {first}")

@@ -197,13 +197,21 @@ def calibrate_band(learner: Learner, episodes: Sequence[Episodes]) -> None:
         head.band.copy_(torch.from_numpy(np.interp(np.log(BAND_NODES), np.log(sizes), shares)))
 
 
-def calibration_error(log_probabilities: Tensor, target: Tensor) -> float:
-    """Expected calibration error: how far confidence and accuracy are apart, over bins of confidence."""
+def reliability(log_probabilities: Tensor, target: Tensor) -> Tensor:
+    """Mean confidence, accuracy and share of the answers in each bin of confidence, ``[bins, 3]``; NaN where none."""
     confidence, guess = log_probabilities.flatten(0, 1).double().exp().max(-1)
     number = (CALIBRATION_BINS * confidence).ceil().long().clamp(1, CALIBRATION_BINS) - 1  # bins (0, 1/15], ...
-    gap = (guess == target.flatten()).double() - confidence
+    right = (guess == target.flatten()).double()
     # In double: single precision loses the third digit of a sum of a million confidences.
-    return float(gap.new_zeros(CALIBRATION_BINS).index_add_(0, number, gap).abs().sum() / len(gap))
+    sums = confidence.new_zeros(CALIBRATION_BINS, 3)
+    sums.index_add_(0, number, torch.stack([confidence, right, torch.ones_like(right)], dim=1))
+    return torch.cat([sums[:, :2] / sums[:, 2:], sums[:, 2:] / len(right)], dim=1)
+
+
+def calibration_error(log_probabilities: Tensor, target: Tensor) -> float:
+    """Expected calibration error: how far confidence and accuracy are apart, over bins of confidence."""
+    confidence, accuracy, share = reliability(log_probabilities, target).unbind(1)
+    return float((share * (accuracy - confidence).abs()).nansum())
 
 
 @dataclass(frozen=True)

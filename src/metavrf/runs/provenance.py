@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 import subprocess
@@ -23,6 +24,17 @@ def provenance(seed: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def hardware() -> dict[str, Any]:
+    """The machine: its processor, how many of its cores there are, and its memory."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {"processor": name, "cores": os.cpu_count(), "memory_gb": round(memory, 1), "system": platform.system()}
 
 
 def _program() -> str:

@@ -1,1 +1,1 @@
-"""The paper's tables and figures as code that calls the rest."""
+"""The paper's tables and figures, and ours, as data: what is trained, how it is tested, where it goes in the report."""

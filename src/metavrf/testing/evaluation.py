@@ -15,7 +15,15 @@ from torch import Tensor
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.learners.base import Learner
-from metavrf.learners.measuring import Tasks, calibration_error, figures, grouped, log_probabilities, measure
+from metavrf.learners.measuring import (
+    Tasks,
+    calibration_error,
+    figures,
+    grouped,
+    log_probabilities,
+    measure,
+    reliability,
+)
 from metavrf.prediction import Prediction
 from metavrf.protocol import INDUCTIVE, Protocol
 
@@ -41,6 +49,8 @@ class Evaluation:
     data_sha256: str
     per_task: Tensor = field(repr=False)
     nll_per_task: Tensor = field(repr=False)
+    reliability: Tensor | None = field(default=None, repr=False)
+    """Of classes, mean confidence, accuracy and share of the answers in each bin of confidence."""
     coverage90: float | None = None
     way: int | None = None
     query: int | None = None
@@ -58,10 +68,8 @@ class Evaluation:
     adaptivity: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary without the figures of single tasks."""
-        values = {name: value for name, value in asdict(self).items() if value is not None}
-        del values["per_task"], values["nll_per_task"]
-        return values
+        """The summary without the figures of single tasks and bins."""
+        return {n: value for n, value in asdict(self).items() if value is not None and not isinstance(value, Tensor)}
 
 
 def interval95(values: Tensor) -> float:
@@ -99,6 +107,7 @@ def evaluate_learner(
             "way": first.way,
             "query": first.query_x.shape[1] // first.way,
             "ece": calibration_error(found, first.query_y),
+            "reliability": reliability(found, first.query_y),
             "temperature": float(learner.temperature),
             "statistics": learner.statistics(protocol),
             "views": protocol.views if protocol.views != "one" else None,

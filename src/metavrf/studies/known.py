@@ -1,8 +1,9 @@
-"""What learners of Gaussian-process draws stand beside: processes fitted to each task alone, and oracles."""
+"""What learners stand beside: the oracles of a family, and Gaussian processes fitted to each task alone."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,34 +11,28 @@ import torch
 
 from metavrf.config import Config
 from metavrf.episodes import Episodes
-from metavrf.errors import UserError
 from metavrf.prediction import Prediction
+from metavrf.studies.study import Known
 from metavrf.tasks.functions import family
+from metavrf.testing import limits
 from metavrf.testing.evaluate import test_tasks
-from metavrf.testing.evaluation import evaluate_learner
-from metavrf.testing.limits import Known
-from metavrf.testing.limits import limits as known_limits
-from metavrf.testing.settings import TEST_SEED, EvalSettings
+from metavrf.testing.evaluation import Evaluation, evaluate_learner
+from metavrf.testing.settings import EvalSettings
 
+FITTED = "a Gaussian process per task, the better of RBF and RBF × periodic"
 RESTARTS = 2
 
 
-def oracle_on(task: str, on: str, tasks: int, seed: int = TEST_SEED) -> dict[str, dict[str, Any]]:
-    """The oracles of ``task`` on test tasks of another family: that of a mixture on one of its kinds."""
-    episodes = test_tasks(Config.of(on), None, EvalSettings(tasks=tasks, seed=seed))
-    known = known_limits(family(task))
-    return {name: evaluate_learner(limit, episodes, seed).to_dict() for name, limit in known.items()}
+def evaluate_known(known: Known, test: Mapping[str, Any]) -> Evaluation:
+    """Test it on the tasks of its family, or on those of the one that the test names with ``on``."""
+    options = dict(test)
+    episodes = test_tasks(Config.of(options.pop("on", known.task)), None, EvalSettings(**options))
+    oracle = limits.Known(fit) if known.name == FITTED else limits.limits(family(known.task))[known.name]
+    return evaluate_learner(oracle, episodes, EvalSettings(**options).seed)
 
 
-def fitted_process(task: str, shot: int, tasks: int, seed: int = TEST_SEED) -> dict[str, Any]:
-    """The better, by its marginal likelihood on the support, of RBF and RBF × periodic, for each test task."""
-    episodes = test_tasks(Config.of(task), None, EvalSettings(tasks=tasks, shot=shot, seed=seed))
-    if not isinstance(episodes, Episodes):
-        raise UserError(f"{task} has tasks of unequal size: a fitted process is for a fixed number of shots")
-    return evaluate_learner(Known(_fit), episodes, seed).to_dict()
-
-
-def _fit(episodes: Episodes) -> Prediction:
+def fit(episodes: Episodes) -> Prediction:
+    """The better of two processes by its marginal likelihood on the support, for each task."""
     from sklearn.exceptions import ConvergenceWarning
 
     means, deviations = [], []
