@@ -6,6 +6,7 @@
     state.safetensors   all that --resume needs: weights, optimiser, every rank's context state, step
     metrics.jsonl       one line per validation
     result.json         what came out, once the run has ended
+    curves.parquet      of curves that were given as a data frame: a copy
     card.json           of a packed model: what it was tested to do
 
 Each file is written beside itself and renamed into place. Nothing here is a pickle.
@@ -27,6 +28,7 @@ from metavrf.errors import UserError
 from metavrf.files import read_json, read_metadata, read_tensors, write_atomically, write_json, write_tensors
 from metavrf.runs import hub
 from metavrf.spec import TaskSpec
+from metavrf.tasks.curves import FRAME_FILE
 
 SHIPPED = Path(__file__).parent.parent / "models"
 
@@ -43,6 +45,7 @@ class Run:
         self.result_file = self.path / "result.json"
         self.data_file = self.path / "data.json"
         self.card_file = self.path / "card.json"
+        self.frame_file = self.path / FRAME_FILE
         self.files = (
             self.config_file,
             self.data_file,
@@ -53,8 +56,8 @@ class Run:
         )
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], config: Config[Any], spec: TaskSpec) -> Run:
-        """Start a run directory; refuses one that holds a run already."""
+    def create(cls, path: str | os.PathLike[str], config: Config[Any], spec: TaskSpec, frame: Any = None) -> Run:
+        """Start a run directory; refuses one that holds a run already. ``frame`` is a table of curves to keep."""
         run = cls(path)
         run.refuse_if_held()
         try:
@@ -63,6 +66,11 @@ class Run:
             raise UserError(
                 f"cannot make the run directory {run.path}: {error.strerror}; choose another --out"
             ) from error
+        if frame is not None:
+            from pyarrow import BufferOutputStream, parquet
+
+            parquet.write_table(frame, buffer := BufferOutputStream())
+            write_atomically(run.frame_file, buffer.getvalue().to_pybytes())
         write_json(run.data_file, spec.to_dict())
         write_atomically(run.config_file, config.to_toml())
         return run
@@ -94,7 +102,7 @@ class Run:
 
     def discard(self) -> None:
         """Take back a start that came to nothing: what :meth:`create` wrote, and the folder if that was all."""
-        for file in (self.config_file, self.data_file, self.metrics_file):
+        for file in (self.config_file, self.data_file, self.metrics_file, self.frame_file):
             file.unlink(missing_ok=True)
         with suppress(OSError):
             self.path.rmdir()
