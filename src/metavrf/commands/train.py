@@ -47,7 +47,8 @@ class Train(Plugins, Generic[Own]):
         run = train(self.config, out=self.out, resume=self.resume, quiet=self.quiet)
         result, columns = run.result(), run.spec().columns
         if columns and columns.dropped and not self.quiet and is_first_process():
-            print(f"dropped {columns.dropped} rows with missing values", file=sys.stderr)
+            rows = f"{columns.dropped} row{'s' * (columns.dropped > 1)}"
+            print(f"dropped {rows} with missing values", file=sys.stderr)
         if result and not self.quiet and is_first_process():
             figures = "  ".join(f"{name} {value:.4g}" for name, value in result["validation"].items())
             command = ["metavrf", "evaluate", str(self.out)]
