@@ -203,9 +203,7 @@ def summary(scores: Scores, splits: list[Scores]) -> dict[str, Any]:
             gaps = np.array([np.array(one[name]).mean(0) for one in splits]) - np.array(mine)
             line |= {"rmse_difference": float(gaps[:, 0].mean()), "nll_difference": float(gaps[:, 1].mean())}
             line |= {"splits_won": int((gaps[:, 0] > 0).sum()), "splits_won_nll": int((gaps[:, 1] > 0).sum())}
-            line |= {
-                key: float(ttest_1samp(gaps[:, index], 0).pvalue) for index, key in enumerate(("p_rmse", "p_nll"))
-            }
+            line |= {key: float(ttest_1samp(gaps[:, index], 0).pvalue) for index, key in enumerate(("p_rmse", "p_nll"))}
         result[name] = line
     return result
 

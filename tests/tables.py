@@ -39,6 +39,8 @@ def concentrations(patients: int = 12, seed: int = 0) -> dict[str, list[Any]]:
 
 def write_csv(path: Path, table: dict[str, list[Any]]) -> Path:
     """Write columns as a CSV file; None is an empty field."""
-    lines = [",".join("" if value is None else str(value) for value in row) for row in zip(*table.values(), strict=True)]
+    lines = [
+        ",".join("" if value is None else str(value) for value in row) for row in zip(*table.values(), strict=True)
+    ]
     path.write_text("\n".join([",".join(table), *lines]) + "\n")
     return path

@@ -64,7 +64,8 @@ class Config(Generic[Own]):
     task: str
     """A family of functions: sine, sine-maml, sine-drift, mixed, gp-rbf, gp-matern, gp-periodic, gp-mixed. A data set:
     omniglot, cifar-fs, fc100, mini-imagenet, mixed-images. A path: a Parquet file, a folder with one sub-folder per
-    class, a feature file of 'metavrf embed', a CSV or Parquet file of curves (--group). Or one of your own (--plugin)."""
+    class, a feature file of 'metavrf embed', a CSV or Parquet file of curves (with --group). Or one of your own
+    (--plugin)."""
     learner: str
     """metavrf, shared, rff, rbf, maml, meta-sgd, matching, prototypical, relation, r2d2 or versa ('metavrf learners'
     says what they are), or one of your own (--plugin)."""

@@ -82,8 +82,8 @@ class TrainedModel:
         """Answer for the groups of a table, each from its own rows: those with targets are the support.
 
         ``source`` is a CSV or Parquet file, or a pandas or polars frame, with the columns that the run was trained on.
-        Returns a pyarrow table of the rows whose targets are empty: group, inputs, and for each target its mean, ``_std``
-        and the ends of the 90 % band, ``_low`` and ``_high``. ``.to_pandas()`` makes a frame of it.
+        Returns a pyarrow table of the rows whose targets are empty: group, inputs, and for each target its mean,
+        ``_std`` and the ends of the 90 % band, ``_low`` and ``_high``. ``.to_pandas()`` makes a frame of it.
         """
         if self.spec.columns is None:
             raise UserError(f"{self.name} was not trained on curves of a table")

@@ -123,7 +123,7 @@ def plot_curves(
 
 
 def _curve_inputs(task: Episodes, columns: Columns) -> Tensor:
-    """Where a group's curve is drawn: on a grid, or at its own rows where more than one input changes; ``[1, N, d]``."""
+    """Where a group's curve is drawn, ``[1, N, d]``: on a grid, or at its rows where more than one input changes."""
     rows, axis = torch.cat([task.support_x, task.query_x], dim=1), columns.axis()
     rows = rows[:, rows[0, :, axis].argsort()]
     other = torch.arange(rows.shape[-1]) != axis

@@ -21,7 +21,7 @@ from metavrf.runs.training import Trainer
 from shell import PNG, printed_json, refused
 from tables import COLUMNS, TINY, concentrations, write_csv
 
-OPTIONS = "--group patient --inputs time dose --targets concentration".split()
+OPTIONS = ["--group", "patient", "--inputs", "time", "dose", "--targets", "concentration"]
 SMALL = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items() if name != "quiet"] + ["--shot=2"]
 
 
@@ -73,7 +73,8 @@ def test_figures_are_in_the_units_of_the_table(place: Path) -> None:
     error = []
     for name in model.spec.classes["test"]:
         own = [i for i, p in enumerate(rows["patient"]) if p == name]
-        x, y = (np.array([[rows[c][i] for c in columns] for i in own]) for columns in (["time", "dose"], ["concentration"]))
+        x = np.array([[rows["time"][i], rows["dose"][i]] for i in own])
+        y = np.array([[rows["concentration"][i]] for i in own])
         task = metavrf.Episodes.of_task(x, y, x)
         error.append(float((model.predict(task).mean[0] - torch.from_numpy(y)).square().mean()))
     typical = np.var(rows["concentration"])
@@ -278,4 +279,5 @@ def test_options_that_mean_nothing_for_curves_are_refused(place: Path, capsys: p
     for option in (["--way", 3], ["--on", "sine"], ["--stream", 2]):
         assert "this model is of" in refused(capsys, "evaluate", place / "run", *option)
     assert "give one table of curves" in refused(capsys, "predict", place / "run", "a.csv", "b.csv")
-    assert "was not trained on curves" in str(pytest.raises(UserError, metavrf.load("sine").predict_curves, {}).value)
+    with pytest.raises(UserError, match="was not trained on curves"):
+        metavrf.load("sine").predict_curves(new_patient())

@@ -204,7 +204,11 @@ def changed(**columns: Any) -> dict[str, list[Any]]:
         (concentrations(5), {}, "the table has 5 groups: training needs at least 6"),
         ({name: [] for name in concentrations()}, {}, "the table has no rows"),
         (changed(patient=lambda p: ["alone", *p[1:]]), {}, "the group 'alone' has one row"),
-        (changed(dose=lambda d: ["high", *map(str, d[1:])]), {}, r"the column 'dose' mixes numbers and text \('high'\)"),
+        (
+            changed(dose=lambda d: ["high", *map(str, d[1:])]),
+            {},
+            r"the column 'dose' mixes numbers and text \('high'\)",
+        ),
         (changed(time=lambda t: [float("inf"), *t[1:]]), {}, "the column 'time' holds infinity, first in row 1"),
     ],
 )

@@ -74,13 +74,13 @@ class Fit(Plugins):
 
 @dataclass
 class Predict(Plugins):
-    """Predict the classes of new pictures: metavrf predict model new/*.jpg. Or new curves: metavrf predict RUN new.csv."""
+    """Predict the classes of new pictures, or new curves: metavrf predict model new/*.jpg, metavrf predict RUN new.csv."""
 
     model: Annotated[Positional[Path], arg(metavar="MODEL")]
     """The --out of 'metavrf fit', or of a training on curves of a file."""
     pictures: Annotated[Positional[list[Path]], arg(metavar="FILE")]
-    """Picture files, or folders of them. Of curves a CSV or Parquet file: rows with empty targets are predicted from the
-    other rows of their group."""
+    """Picture files, or folders of them. Of curves a CSV or Parquet file: rows with empty targets are predicted from
+    the other rows of their group."""
     threshold: Annotated[float | None, arg(metavar="FLOAT")] = None
     """Say 'not sure' below this probability; by default the one that 'fit' chose."""
     json: bool = False

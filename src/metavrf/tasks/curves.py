@@ -60,7 +60,7 @@ def _read(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a table, as numbers: ``x [N, d]`` with categories one-hot, ``y [N, p]`` with NaN where it is empty."""
+    """The rows of a table as numbers: ``x [N, d]`` with categories one-hot, ``y [N, p]`` with NaN where it is empty."""
 
     groups: NDArray[Any]
     x: Floats
@@ -204,8 +204,8 @@ class CurveTasks(Tasks):
         for name in ("shot", "train_shot"):
             if getattr(shape, name) > most:
                 raise UserError(
-                    f"{name} = {getattr(shape, name)} leaves no row to predict: give at most {most}, as groups to train "
-                    f"and validate on have no more than {most + 1} rows"
+                    f"{name} = {getattr(shape, name)} leaves no row to predict: give at most {most}, as the groups to "
+                    f"train and validate on have no more than {most + 1} rows"
                 )
         return replace(shape, most_shot=min(shape.most_shot, most))
 
@@ -341,13 +341,13 @@ def open_curves(source: Any, settings: DataSettings, trained_on: TaskSpec | None
     rows, dropped = encoded(table, columns, missing=settings.missing)
     each = dict(rows.each())
     if short := [name for name, group in each.items() if len(group.x) < 2]:
-        raise UserError(f"the group {short[0]!r} has one row: a curve needs two or more, one to predict from the others")
+        raise UserError(f"the group {short[0]!r} has one row: a curve needs two, one to predict from the other")
     if len(each) < LEAST_GROUPS:
         raise UserError(
             f"the table has {len(each)} group{'s' * (len(each) > 1)}: training needs at least {LEAST_GROUPS}, two each "
             "to train, validate and test on"
         )
-    held = max(2, round(0.2 * len(each)))
+    held = max(2, round(0.15 * len(each)))
     split = divide(list(each), (len(each) - 2 * held, held, held), settings.split_seed)
     parts = {part: rows.of(np.isin(rows.groups, names)) for part, names in split.items()}
     if trained_on is None:
@@ -359,7 +359,7 @@ def open_curves(source: Any, settings: DataSettings, trained_on: TaskSpec | None
 
 
 def answered(table: Any, columns: Columns, predict: Callable[[Episodes], Prediction]) -> Any:
-    """The rows of a table whose targets are empty, with what ``predict`` says of them given the others of their group."""
+    """The rows of a table whose targets are empty, with what ``predict`` says of them by the others of their group."""
     import pyarrow
 
     rows, _ = encoded(table, columns, asking=True)

@@ -220,7 +220,7 @@ def open_tasks(
     trained_on: TaskSpec | None = None,
     frame: Any = None,
 ) -> Tasks:
-    """The tasks of that name: a family of functions, a named data set, a Parquet file, a folder, a feature file, curves.
+    """The tasks of that name: a family of functions, a named data set, a Parquet file, a folder, features, curves.
 
     ``trained_on`` is what a run says of its tasks; other tasks are refused. ``frame`` is a table of curves that is not
     in a file yet.

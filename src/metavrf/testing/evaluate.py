@@ -89,9 +89,7 @@ def evaluate_model(model: TrainedModel, settings: EvalSettings, episodes: Tasks)
         return evaluate_learner(model.learner, episodes, settings.seed, settings.batch, protocol, **labels)
 
 
-def figure_curves(
-    model: TrainedModel, shot: int, settings: EvalSettings | None = None
-) -> list[tuple[str, Episodes]]:
+def figure_curves(model: TrainedModel, shot: int, settings: EvalSettings | None = None) -> list[tuple[str, Episodes]]:
     """The largest test groups of a run on curves, each with its name: a random support, the other rows as queries."""
     data = None if settings is None else settings.data
     where = model.config.data if data is None else replace(model.config.data, data=data)
