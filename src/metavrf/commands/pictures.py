@@ -74,7 +74,7 @@ class Fit(Plugins):
 
 @dataclass
 class Predict(Plugins):
-    """Predict the classes of new pictures, or new curves: metavrf predict model new/*.jpg, metavrf predict RUN new.csv."""
+    """Predict the classes of new pictures, or the rest of new curves: metavrf predict model new/*.jpg."""
 
     model: Annotated[Positional[Path], arg(metavar="MODEL")]
     """The --out of 'metavrf fit', or of a training on curves of a file."""
