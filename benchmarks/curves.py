@@ -20,6 +20,7 @@ import tempfile
 import time
 import warnings
 from collections import defaultdict
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -142,7 +143,7 @@ def process(tests: list[Group], shot: int) -> list[tuple[float, float]]:
 
 def mixed(train: list[Group], tests: list[Group], degree: int, random: int) -> Any:
     """The model fitted to the training groups; a function of the number of shots."""
-    import statsmodels.api as sm
+    import statsmodels.api as sm  # type: ignore[import-not-found,unused-ignore]
 
     times, targets = (np.concatenate([getattr(group, name) for group in train]) for name in ("x", "y"))
     scale = targets.std()
@@ -153,8 +154,11 @@ def mixed(train: list[Group], tests: list[Group], degree: int, random: int) -> A
     owners = np.repeat(np.arange(len(train)), [len(group.x) for group in train])
     effects = design(times)
     model = sm.MixedLM(targets / scale, effects, owners, exog_re=effects[:, : random + 1])
-    # Either optimiser alone stops short now and then: keep the likelier fit.
-    fitted = max((model.fit(reml=True, method=[how]) for how in ("bfgs", "powell")), key=lambda fit: fit.llf)
+    fits = []
+    for optimiser in ("bfgs", "powell", "lbfgs"):  # each stops short or fails now and then: keep the likeliest fit
+        with suppress(np.linalg.LinAlgError):
+            fits.append(model.fit(reml=True, method=[optimiser]))
+    fitted = max(fits, key=lambda fit: float(fit.llf))
     fixed, spread = np.asarray(fitted.fe_params) * scale, np.asarray(fitted.cov_re) * scale**2
     noise = float(fitted.scale) * scale**2
 
@@ -178,7 +182,7 @@ def split(table: Any, curves: Curves, seed: int) -> dict[int, dict[str, list[tup
     """The scores of every method on the test groups of one split, by shots."""
     groups = groups_of(table, curves, seed)
     with tempfile.TemporaryDirectory() as folder:
-        columns = {"group": curves.group, "inputs": [curves.time], "targets": [curves.target]}
+        columns: dict[str, Any] = {"group": curves.group, "inputs": [curves.time], "targets": [curves.target]}
         wanted = table.select([curves.group, curves.time, curves.target])
         run = metavrf.train(wanted, **columns, out=Path(folder) / "run", split_seed=seed, seed=seed, quiet=True)
         model = metavrf.load(run.path)

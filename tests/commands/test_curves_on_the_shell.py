@@ -139,7 +139,14 @@ def test_the_regressor_takes_such_a_run_in_units(place: Path) -> None:
 
 def test_runs_are_compared_on_the_same_groups(place: Path, tmp_path: Path) -> None:
     other = tmp_path / "rff"
-    options = {"learner": "rff", "iterations": 10, "validate_every": 10, "validate_tasks": 10, "batch": 4, "shot": 2}
+    options: dict[str, Any] = {
+        "learner": "rff",
+        "iterations": 10,
+        "validate_every": 10,
+        "validate_tasks": 10,
+        "batch": 4,
+        "shot": 2,
+    }
     metavrf.train(place / "curves.csv", **COLUMNS, **options, bases=32, train_bases=32, quiet=True, out=other)
     rows = metavrf.compare([place / "run", other], shot=3)
     assert [row.evaluation.tasks for row in rows] == [2, 2]

@@ -135,11 +135,11 @@ def encoded(table: Any, columns: Columns, *, missing: str = "refuse", asking: bo
     x = np.concatenate(inputs, axis=1)
     y = np.stack([_numbers(table[name], name) for name in columns.targets], axis=1)
     groups = np.array([None if v is None else str(v) for v in table[columns.group].to_pylist()], dtype=object)
-    holes = {columns.group: np.equal(groups, None)}
+    holes = {columns.group: np.array([name is None for name in groups])}
     holes |= {name: np.isnan(part).any(1) for name, part in zip(columns.inputs, inputs, strict=True)}
     if not asking:
         holes |= {name: np.isnan(y[:, index]) for index, name in enumerate(columns.targets)}
-    elif (partly := np.isnan(y).any(1) & ~np.isnan(y).all(1)).any():
+    elif (partly := np.isnan(y).sum(1) % y.shape[1] > 0).any():
         raise UserError(f"row {_row(partly)} has some of its targets only: give all of them, or none to ask for them")
     gone = np.logical_or.reduce(list(holes.values()))
     if gone.any() and missing == "refuse":
@@ -322,12 +322,11 @@ def _joined(episodes: Sequence[Episodes]) -> list[Episodes]:
     alike: dict[tuple[int, int], list[Episodes]] = {}
     for part in episodes:
         alike.setdefault((part.support_x.shape[1], part.query_x.shape[1]), []).append(part)
+    fields = ("support_x", "support_y", "query_x", "query_y")
     return [
-        Episodes(*(torch.cat([getattr(part, name) for part in parts]) for name in _FIELDS)) for parts in alike.values()
+        Episodes(**{name: torch.cat([getattr(part, name) for part in parts]) for name in fields})
+        for parts in alike.values()
     ]
-
-
-_FIELDS = ("support_x", "support_y", "query_x", "query_y")
 
 
 def open_curves(source: Any, settings: DataSettings, trained_on: TaskSpec | None = None) -> CurveTasks:
@@ -374,8 +373,8 @@ def answered(table: Any, columns: Columns, predict: Callable[[Episodes], Predict
         x, y, z = (torch.from_numpy(v).unsqueeze(0) for v in (rows.x[support], rows.y[support], rows.x[query]))
         found = predict(Episodes(x, y, z))
         assert found.std is not None
-        for key, value in zip(values, (found.mean, found.std, *found.band()), strict=True):
-            values[key][query] = value[0].double().numpy()
+        for key, answer in zip(values, (found.mean, found.std, *found.band()), strict=True):
+            values[key][query] = answer[0].double().numpy()
     answers = table.select([columns.group, *columns.inputs]).filter(pyarrow.array(asked))
     for index, target in enumerate(columns.targets):
         for key, value in values.items():
