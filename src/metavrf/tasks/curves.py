@@ -136,7 +136,7 @@ def encoded(table: Any, columns: Columns, *, missing: str = "refuse", asking: bo
     y = np.stack([_numbers(table[name], name) for name in columns.targets], axis=1)
     groups = np.array([None if v is None else str(v) for v in table[columns.group].to_pylist()], dtype=object)
     holes = {columns.group: np.array([name is None for name in groups])}
-    holes |= {name: np.isnan(part).any(1) for name, part in zip(columns.inputs, inputs, strict=True)}
+    holes |= {name: np.isnan(part[:, 0]) for name, part in zip(columns.inputs, inputs, strict=True)}
     if not asking:
         holes |= {name: np.isnan(y[:, index]) for index, name in enumerate(columns.targets)}
     elif (partly := np.isnan(y).sum(1) % y.shape[1] > 0).any():
@@ -322,9 +322,17 @@ def _joined(episodes: Sequence[Episodes]) -> list[Episodes]:
     alike: dict[tuple[int, int], list[Episodes]] = {}
     for part in episodes:
         alike.setdefault((part.support_x.shape[1], part.query_x.shape[1]), []).append(part)
-    fields = ("support_x", "support_y", "query_x", "query_y")
+
+    def together(parts: Sequence[Episodes], name: str) -> Tensor:
+        return torch.cat([getattr(part, name) for part in parts])
+
     return [
-        Episodes(**{name: torch.cat([getattr(part, name) for part in parts]) for name in fields})
+        Episodes(
+            together(parts, "support_x"),
+            together(parts, "support_y"),
+            together(parts, "query_x"),
+            together(parts, "query_y"),
+        )
         for parts in alike.values()
     ]
 
