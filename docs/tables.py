@@ -472,6 +472,29 @@ def models_functions() -> Rows:
     return [["model", "points", "tasks", "mean squared error", "nll", "in the 90 % band"], *lines]
 
 
+@table("curves")
+def curves() -> Rows:
+    """The rest of a curve from a few points: metavrf, a process per curve, and the mixed model of the least error."""
+    measured = result("curves")["sets"]
+    lines = []
+    for name, by_shot in measured.items():
+        for shot in ("3", "5"):
+            tests = by_shot[shot]
+            rivals = [key for key in tests if key.startswith("mixed model")]
+            best = min(rivals, key=lambda key: float(tests[key]["rmse"]))
+            for method in ("metavrf", "Gaussian process per group", best):
+                test = tests[method]
+                figures = [number(test["rmse"]), f"{test['nll']:.2f}"]
+                if method == "metavrf":
+                    lines.append([name, shot, method, *figures, "", ""])
+                    continue
+                won = [f"{test[key]} of {by_shot['splits']}" for key in ("splits_won", "splits_won_nll")]
+                p = [number(test[key], 1) for key in ("p_rmse", "p_nll")]
+                lines.append([name, shot, method, *figures, *(f"{w}, p = {q}" for w, q in zip(won, p, strict=True))])
+    head = ["curves", "points", "method", "error", "nll", "splits in which metavrf has less error", "and less nll"]
+    return [head, *lines]
+
+
 # Pages
 
 

@@ -286,5 +286,8 @@ def test_options_that_mean_nothing_for_curves_are_refused(place: Path, capsys: p
     for option in (["--way", 3], ["--on", "sine"], ["--stream", 2]):
         assert "this model is of" in refused(capsys, "evaluate", place / "run", *option)
     assert "give one table of curves" in refused(capsys, "predict", place / "run", "a.csv", "b.csv")
+    with pytest.raises(UserError, match="pass its folder on as it is"):
+        metavrf.save_pretrained(place / "run", place / "packed")
+    assert not (place / "packed").exists()
     with pytest.raises(UserError, match="was not trained on curves"):
         metavrf.load("sine").predict_curves(new_patient())
