@@ -104,9 +104,7 @@ def _check_columns(table: Any, wanted: Sequence[str]) -> None:
 def _is_text(kind: Any) -> bool:
     from pyarrow import types
 
-    return bool(
-        types.is_string(kind) or types.is_large_string(kind) or types.is_boolean(kind) or types.is_dictionary(kind)
-    )
+    return bool(types.is_boolean(kind) or types.is_dictionary(kind) or "string" in str(kind))  # frames have several
 
 
 def _refuse_mixed(name: str, values: Sequence[str]) -> None:
@@ -146,8 +144,8 @@ def encoded(table: Any, columns: Columns, *, missing: str = "refuse", asking: bo
         name = next(name for name, empty in holes.items() if empty.any())
         count = int(holes[name].sum())
         raise UserError(
-            f"the column {name!r} has {count} missing value{'s' * (count > 1)}, first in row {_row(holes[name])}: fill "
-            "them in, or drop such rows with --missing drop"
+            f"the column {name!r} has {count} missing value{'s' * (count > 1)}, first in row {_row(holes[name])}: "
+            + ("fill them in" if asking else "fill them in, or drop such rows with --missing drop")
         )
     return Rows(groups, x, y).of(~gone), int(gone.sum())
 
