@@ -158,7 +158,8 @@ def mixed(train: list[Group], tests: list[Group], degree: int, random: int) -> A
     for optimiser in ("bfgs", "powell", "lbfgs"):  # each stops short or fails now and then: keep the likeliest fit
         with suppress(np.linalg.LinAlgError):
             fits.append(model.fit(reml=True, method=[optimiser]))
-    fitted = max(fits, key=lambda fit: float(fit.llf))
+    # An infinite likelihood is that of a degenerate fit, which predicts nonsense.
+    fitted = max((fit for fit in fits if np.isfinite(fit.llf)), key=lambda fit: float(fit.llf))
     fixed, spread = np.asarray(fitted.fe_params) * scale, np.asarray(fitted.cov_re) * scale**2
     noise = float(fitted.scale) * scale**2
 
@@ -205,7 +206,13 @@ def summary(scores: Scores, splits: list[Scores]) -> dict[str, Any]:
     mine = [np.array(one[OURS]).mean(0) for one in splits]
     for name, values in scores.items():
         rmse, nll = np.array(values).mean(0)
-        line: dict[str, Any] = {"rmse": float(rmse), "nll": float(nll), "median_nll": float(np.median(values, 0)[1])}
+        by_split = [[float(figure) for figure in np.array(one[name]).mean(0)] for one in splits]
+        line: dict[str, Any] = {
+            "by_split": by_split,
+            "rmse": float(rmse),
+            "nll": float(nll),
+            "median_nll": float(np.median(values, 0)[1]),
+        }
         if name != OURS:
             gaps = np.array([np.array(one[name]).mean(0) for one in splits]) - np.array(mine)
             line |= {"rmse_difference": float(gaps[:, 0].mean()), "nll_difference": float(gaps[:, 1].mean())}
