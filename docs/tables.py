@@ -10,7 +10,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -471,29 +470,6 @@ def models_functions() -> Rows:
         if test["metric"] == "mse"
     ]
     return [["model", "points", "tasks", "mean squared error", "nll", "in the 90 % band"], *lines]
-
-
-@table("curves")
-def curves() -> Rows:
-    """The rest of a curve from a few points: metavrf, a process per curve, and the mixed model of the least error."""
-    lines = []
-    for file in sorted((ROOT / "results").glob("curves*.json")):
-        measured = result(file.stem)
-        for (name, by_shot), shot in product(measured["sets"].items(), ("3", "5")):
-            tests = by_shot[shot]
-            rivals = [key for key in tests if key.startswith("mixed model")]
-            best = min(rivals, key=lambda key: float(tests[key]["rmse"]))
-            for method in ("metavrf", "Gaussian process per group", best):
-                test = tests[method]
-                figures = [number(test["rmse"]), f"{test['nll']:.2f}"]
-                if method == "metavrf":
-                    lines.append([name, shot, method, *figures, "", ""])
-                    continue
-                won = [f"{test[key]} of {measured['splits']}" for key in ("splits_won", "splits_won_nll")]
-                p = [number(test[key], 1) for key in ("p_rmse", "p_nll")]
-                lines.append([name, shot, method, *figures, *(f"{w}, p = {q}" for w, q in zip(won, p, strict=True))])
-    head = ["curves", "points", "method", "error", "nll", "splits in which metavrf has less error", "and less nll"]
-    return [head, *lines]
 
 
 # Pages
