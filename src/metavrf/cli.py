@@ -33,7 +33,7 @@ COMMANDS = {
     "info": Command("runs", "Info", "Say what a run is: settings, progress, result."),
     "kernels": Command("studies", "Kernels", "Draw what the points of a curve say of its kernel, one by one."),
     "fit": Command("pictures", "Fit", "Learn the classes of a folder of pictures, without training."),
-    "predict": Command("pictures", "Predict", "Predict the classes of new pictures."),
+    "predict": Command("pictures", "Predict", "Predict the classes of new pictures, or new curves."),
     "export": Command("pictures", "Export", "Write a fitted model as ONNX, to run anywhere."),
     "embed": Command("products", "Embed", "Write the features of a data set to a file."),
     "pack": Command("products", "Pack", "Make a small copy of a run to pass on, tested and with a card."),

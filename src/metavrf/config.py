@@ -86,7 +86,8 @@ class Config(Generic[Own]):
     task: str
     """A family of functions: sine, sine-maml, sine-drift, mixed, gp-rbf, gp-matern, gp-periodic, gp-mixed. A data set:
     omniglot, cifar-fs, fc100, mini-imagenet, mixed-images. A path: a Parquet file, a folder with one sub-folder per
-    class, a feature file of 'metavrf embed'. Or one of your own (--plugin)."""
+    class, a feature file of 'metavrf embed', a CSV or Parquet file of curves (with --group). Or one of your own
+    (--plugin)."""
     learner: str
     """The method: 'metavrf learners' lists them; or one of your own (--plugin)."""
     preset: Literal["default", "paper"]
@@ -108,16 +109,17 @@ class Config(Generic[Own]):
         if preset not in PRESETS:
             raise UserError(f"preset {preset!r} is unknown: choose from {', '.join(PRESETS)}")
         method = LEARNERS[learner]
-        groups = (EpisodeSettings(), DataSettings(), EmbeddingSettings(), TrainingSettings())
+        group = str(asked.get("group", ""))
+        groups = (EpisodeSettings(), DataSettings(group=group), EmbeddingSettings(), TrainingSettings())
         config: Config[Any] = Config(task, learner, preset, method.Settings(), *groups)  # type: ignore[arg-type]
-        for options in _layers(task, method, paper=preset == "paper"):
+        for options in _layers(task, method, group, paper=preset == "paper"):
             config = config.with_options(**options)
         return method.arranged(config, asked).with_options(**asked)
 
     @property
     def kind(self) -> str:
         """What its tasks are: functions or classes."""
-        return task_kinds(self.task)[1]
+        return task_kinds(self.task, self.data.group)[1]
 
     def with_options(self, **options: Any) -> Config[Any]:
         """A copy with settings changed by their own names, whatever their group: ``shot=3, context="lstm"``.
@@ -211,6 +213,16 @@ def _whole(kind: Any, values: Mapping[str, Any], where: str) -> Any:
 # Where configurations start, by the kind of task: what validated best on a plain CPU (docs/data.md).
 _KINDS: dict[str, dict[str, Any]] = {
     "functions": {"embedding": "mlp", "threads": 1},  # several threads make small steps crawl
+    "curves": {  # few groups: few steps, and the validation groups say when to stop
+        "train_shot": 2,
+        "most_shot": 20,
+        "iterations": 400,
+        "warmup": 20,
+        "lr": 1e-2,
+        "validate_every": 25,
+        "validate_tasks": 200,
+        "patience": 6,
+    },
     "classes": {  # hard training tasks of many classes, one per step
         "shot": 1,
         "batch": 1,
@@ -257,12 +269,14 @@ _PAPER: dict[str, dict[str, Any]] = {
 }
 
 
-def _layers(task: str, method: type[Learner], *, paper: bool) -> list[Mapping[str, Any]]:
+def _layers(task: str, method: type[Learner], group: str, *, paper: bool) -> list[Mapping[str, Any]]:
     """Where settings start, each layer over those before it."""
-    kinds = task_kinds(task)
+    kinds = task_kinds(task, group)
     own: Mapping[str, Any] = {}
     papers: Mapping[str, Any] = {}
-    if task in DATASETS:
+    if group:
+        pass  # the kind says it all
+    elif task in DATASETS:
         own, papers = DATASETS[task].preset, DATASETS[task].paper
     elif task in FAMILIES:
         own = FAMILIES[task].preset

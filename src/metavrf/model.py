@@ -21,12 +21,14 @@ from metavrf.learners.base import Learner
 from metavrf.learners.kernel import KernelLearner
 from metavrf.learners.measuring import IMAGES_AT_ONCE
 from metavrf.learners.stream import Stream
+from metavrf.learners.units import InUnits
 from metavrf.pictures import Picture, as_image, in_parallel, opened
 from metavrf.prediction import Prediction
 from metavrf.protocol import INDUCTIVE, Protocol
 from metavrf.randomness import stream
 from metavrf.runs.directory import Run
 from metavrf.spec import TaskSpec
+from metavrf.tasks.curves import answered, as_table
 from metavrf.tasks.images import Preprocessing
 from metavrf.tasks.source import preprocessing
 
@@ -75,6 +77,17 @@ class TrainedModel:
         """Answer the queries of tasks, each from its own support; ``memory`` is that of tasks before these."""
         self.learner.check_protocol(protocol)
         return self.learner.predict(episodes, protocol=protocol, memory=memory)
+
+    def predict_curves(self, source: Any) -> Any:
+        """Answer for the groups of a table, each from its own rows: those with targets are the support.
+
+        ``source`` is a CSV or Parquet file, or a pandas or polars frame, with the columns that the run was trained on.
+        Returns a pyarrow table of the rows whose targets are empty: group, inputs, and for each target its mean,
+        ``_std`` and the ends of the 90 % band, ``_low`` and ``_high``. ``.to_pandas()`` makes a frame of it.
+        """
+        if self.spec.columns is None:
+            raise UserError(f"{self.name} was not trained on curves of a table")
+        return answered(as_table(source), self.spec.columns, self.predict)
 
     def adapt(self, support: Episodes, *, embedded: bool = False) -> nn.Module:
         """A module that answers for one task's queries: ``x [N, ...]`` to probabilities, or to mean and deviation.
@@ -157,7 +170,8 @@ def load(
         if draw is not None and draw < 0:
             raise UserError(f"{draw=} must not be negative")
         learner.redraw(stream(draw or 0, "bases"), bases, samples)
-    return TrainedModel(run, config, spec, learner.eval().requires_grad_(False))
+    learner = learner.eval().requires_grad_(False)
+    return TrainedModel(run, config, spec, learner if spec.columns is None else InUnits(learner, spec.columns))
 
 
 def load_once(path: PathLike, bases: int | None = None, draw: int | None = None) -> TrainedModel:

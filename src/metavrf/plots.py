@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from metavrf.learners.base import Learner, Prediction
     from metavrf.learners.metavrf import MetaVRF
+    from metavrf.spec import Columns
     from metavrf.testing.compare import Row
 
 # Okabe & Ito's colours, told apart by colour-blind readers; the dashes tell them apart in grey.
@@ -39,6 +40,7 @@ FORMATS = {".png", ".pdf", ".svg"}
 MOST_WAYS_DRAWN = 10
 QUERIES_DRAWN = 4
 POINTS_SHOWN = (1, 2, 3, 4, 6)
+GRID = 120  # points at which a curve is drawn
 
 
 def check_picture_name(path: str | os.PathLike[str]) -> Path:
@@ -91,6 +93,61 @@ def plot_fits(
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), frameon=False)
     return Path(path)
+
+
+def plot_curves(
+    learners: Mapping[str, Learner],
+    groups: Sequence[tuple[str, Episodes]],
+    columns: Columns,
+    path: str | os.PathLike[str],
+    title: str = "",
+) -> Path:
+    """Draw groups of a table of curves, one task each: all its points, the support, each learner's fit and 90 % band.
+
+    The horizontal axis is the first input that is a number. Where another input changes within a group, its rows are
+    drawn in order instead of a smooth curve.
+    """
+    title = "\n".join(filter(None, (title, "shaded: 90 % predictive band")))
+    size = (3.2 * len(groups) + 0.6, 2.9 * len(columns.targets) + 0.7)
+    with picture_at(path, title, len(columns.targets), len(groups), figsize=size) as (figure, axes):
+        for column, (name, task) in enumerate(groups):
+            asked = _curve_inputs(task, columns)
+            predictions = {other: learner.predict(task.asking(asked)) for other, learner in learners.items()}
+            for row, target in enumerate(columns.targets):
+                axis = axes[row][column]
+                _draw_curve(axis, predictions, task, asked[0, :, columns.axis()], columns.axis(), row)
+                axis.set(xlabel=columns.axis_name(), ylabel=target if column == 0 else None)
+                axis.set_title(f"{columns.group} {name}", fontsize=9)
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), frameon=False)
+    return Path(path)
+
+
+def _curve_inputs(task: Episodes, columns: Columns) -> Tensor:
+    """Where a group's curve is drawn, ``[1, N, d]``: on a grid, or at its rows where more than one input changes."""
+    rows, axis = torch.cat([task.support_x, task.query_x], dim=1), columns.axis()
+    rows = rows[:, rows[0, :, axis].argsort()]
+    other = torch.arange(rows.shape[-1]) != axis
+    if bool((rows[:, :, other] != rows[:, :1, other]).any()):
+        return rows
+    grid = rows[:, :1].repeat(1, GRID, 1)
+    grid[0, :, axis] = torch.linspace(float(rows[0, 0, axis]), float(rows[0, -1, axis]), GRID, dtype=grid.dtype)
+    return grid
+
+
+def _draw_curve(  # noqa: PLR0917
+    axis: Axes, predictions: Mapping[str, Prediction], task: Episodes, x: Tensor, along: int, target: int
+) -> None:
+    for (name, prediction), (colour, dash) in zip(predictions.items(), cycle(STYLES), strict=False):
+        low, high = (end[0, :, target] for end in prediction.band())
+        axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        axis.plot(x, prediction.mean[0, :, target], color=colour, linestyle=dash, linewidth=1.7, label=_short(name))
+    assert task.query_y is not None
+    points = task.query_x[0, :, along], task.query_y[0, :, target]
+    axis.plot(*points, "o", color="0.45", markersize=4, label="to be predicted")
+    support = task.support_x[0, :, along], task.support_y[0, :, target]
+    axis.plot(*support, "^", color="black", markersize=7, label="support", zorder=5)
+    axis.grid(alpha=0.25)
 
 
 def plot_classes(learner: Learner, episodes: Episodes, path: str | os.PathLike[str], title: str = "") -> Path:

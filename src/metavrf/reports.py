@@ -33,13 +33,16 @@ def draw_figure(
     models: Mapping[str, TrainedModel], result: Evaluation, path: Path, settings: EvalSettings | None = None
 ) -> Path:
     """Draw a few tasks that no table is made of: the paper's regression figure, or one task of classes."""
-    from metavrf.plots import plot_classes, plot_fits
-    from metavrf.testing.evaluate import figure_tasks
+    from metavrf.plots import plot_classes, plot_curves, plot_fits
+    from metavrf.testing.evaluate import figure_curves, figure_tasks
 
     name, model = next(iter(models.items()))
-    tasks, task = figure_tasks(model, result, settings), model.config.task
+    task, learners = model.config.task, {other: opened.learner for other, opened in models.items()}
+    if model.spec.columns is not None and result.shot is not None:
+        groups = figure_curves(model, result.shot, settings)
+        return plot_curves(learners, groups, model.spec.columns, path, f"{Path(task).name}: test groups")
+    tasks = figure_tasks(model, result, settings)
     if result.way is None:
-        learners = {other: opened.learner for other, opened in models.items()}
         return plot_fits(learners, tasks, path, f"{task}, {result.shot} shots")
     title = f"{task}, {result.way}-way {result.shot}-shot: {name}, inductive"
     return plot_classes(model.learner, tasks, path, title)

@@ -110,7 +110,7 @@ class EpisodeSettings:
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Pictures: where they are and how their classes are split."""
+    """Pictures and curves: where they are, what is read of them, and how their classes or groups are split."""
 
     data: str = ""
     """Folder of the named data sets; else METAVRF_DATA, else the cache."""
@@ -129,3 +129,18 @@ class DataSettings:
     """Side to which pictures of your own are resized."""
     grey: bool = False
     """Read pictures of your own without colour."""
+    group: str = added("", before="")
+    """Of curves from a CSV or Parquet file: the column that names the group of a row. A group is a task."""
+    inputs: tuple[str, ...] = added((), before=())
+    """Of curves: the columns to predict from. Text is taken as categories."""
+    targets: tuple[str, ...] = added((), before=())
+    """Of curves: the columns to predict."""
+    categorical: tuple[str, ...] = added((), before=())
+    """Of curves: inputs whose numbers are categories."""
+    missing: Literal["refuse", "drop"] = added("refuse", before="refuse")
+    """Of curves: refuse missing values, or drop the rows that have some."""
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "targets", "categorical"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from metavrf.commands.curves import is_of_curves, predict_curves
 from metavrf.commands.plugins import Plugins
 from metavrf.errors import UserError
 from metavrf.reports import print_table
@@ -73,12 +74,13 @@ class Fit(Plugins):
 
 @dataclass
 class Predict(Plugins):
-    """Predict the classes of new pictures: metavrf predict model new/*.jpg."""
+    """Predict the classes of new pictures, or the rest of new curves: metavrf predict model new/*.jpg."""
 
     model: Annotated[Positional[Path], arg(metavar="MODEL")]
-    """The --out of 'metavrf fit'."""
-    pictures: Annotated[Positional[list[Path]], arg(metavar="PICTURE")]
-    """Picture files, or folders of them."""
+    """The --out of 'metavrf fit', or of a training on curves of a file."""
+    pictures: Annotated[Positional[list[Path]], arg(metavar="FILE")]
+    """Picture files, or folders of them. Of curves a CSV or Parquet file: rows with empty targets are predicted from
+    the other rows of their group."""
     threshold: Annotated[float | None, arg(metavar="FLOAT")] = None
     """Say 'not sure' below this probability; by default the one that 'fit' chose."""
     json: bool = False
@@ -92,6 +94,9 @@ class Predict(Plugins):
         from metavrf.estimators import MetaVRFClassifier
         from metavrf.tasks.images import picture_files
 
+        if is_of_curves(self.model):
+            predict_curves(self.model, self.pictures, as_json=self.json, as_csv=self.csv)
+            return
         if not self.pictures:
             raise UserError("give at least one picture, or a folder of pictures, to predict")
         if self.json and self.csv:

@@ -45,7 +45,10 @@ class Train(Plugins, Generic[Own]):
         if self.resume and Run.open(self.out).config() != self.config:
             raise UserError("a resumed run keeps its settings: give --resume and --out alone, or start a new run")
         run = train(self.config, out=self.out, resume=self.resume, quiet=self.quiet)
-        result = run.result()
+        result, columns = run.result(), run.spec().columns
+        if columns and columns.dropped and not self.quiet and is_first_process():
+            rows = f"{columns.dropped} row{'s' * (columns.dropped > 1)}"
+            print(f"dropped {rows} with missing values", file=sys.stderr)
         if result and not self.quiet and is_first_process():
             figures = "  ".join(f"{name} {value:.4g}" for name, value in result["validation"].items())
             command = ["metavrf", "evaluate", str(self.out)]
@@ -81,6 +84,8 @@ def _starting_config(arguments: Sequence[str], learner: str) -> Config[Any]:
     context = _value(arguments, "--context", "")
     method = LEARNERS[start[1]]
     asked = {"context": context} if context in ("lstm", "bilstm") and hasattr(method.Settings, "context") else {}
+    if group := _value(arguments, "--group", ""):
+        asked["group"] = group
     return Config.of(*start, **asked)
 
 

@@ -132,6 +132,15 @@ PERIODIC_TOO: dict[str, Any] = GAUSSIAN_PROCESSES | {
     "validate_every": 400,
     "validate_tasks": 200,
 }
+CURVES: dict[str, Any] = {  # measured, in few groups: the network warps the inputs and carries what groups share
+    "embedding": "mlp",
+    "components": 32,
+    "guards": 3,
+    "rough": 8,
+    "noise": 0.03,
+    "lr": 1e-2,
+    "iterations": 400,
+}
 SEQUENCE = 4  # tasks of a training batch of classes whose context is recurrent, each of as many fewer classes
 
 
@@ -162,6 +171,7 @@ class MetaVRF(KernelLearner):
     Settings = MetaVRFSettings
     presets = KERNEL_PRESETS | {
         "functions": MANY_KERNELS,
+        "curves": CURVES,
         "classes": CLASSES | {"context": "none", "noise": 0.1},
         "omniglot": {"prototype_weight": 1.0},
         "mixed": {"components": 128, "combs": 32},

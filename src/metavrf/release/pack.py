@@ -52,6 +52,8 @@ def save_pretrained(
     source, result = model.run, model.result
     if result is None:
         raise UserError(f"{source.path} is not a finished run: only such a run can be packed")
+    if model.spec.columns is not None:
+        raise UserError(f"{source.path} is of curves of a table, which a card cannot test: pass its folder on as it is")
     Run(folder).refuse_if_held()
     tensors, metadata = source.load_model()
     regression = model.spec.regression

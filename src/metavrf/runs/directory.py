@@ -7,6 +7,7 @@
     metrics.jsonl       one line per validation
     result.json         what came out, once the run has ended
     start.json          of a run that started from another: which
+    curves.parquet      of curves that were given as a data frame: a copy
     card.json           of a packed model: what it was tested to do
 
 Each file is written beside itself and renamed into place. Nothing here is a pickle.
@@ -28,6 +29,7 @@ from metavrf.errors import UserError
 from metavrf.files import read_json, read_metadata, read_tensors, write_atomically, write_json, write_tensors
 from metavrf.runs import hub
 from metavrf.spec import TaskSpec
+from metavrf.tasks.curves import FRAME_FILE
 
 SHIPPED = Path(__file__).parent.parent / "models"
 
@@ -45,6 +47,7 @@ class Run:
         self.data_file = self.path / "data.json"
         self.card_file = self.path / "card.json"
         self.start_file = self.path / "start.json"
+        self.frame_file = self.path / FRAME_FILE
         self.files = (
             self.config_file,
             self.data_file,
@@ -56,9 +59,18 @@ class Run:
 
     @classmethod
     def create(
-        cls, path: str | os.PathLike[str], config: Config[Any], spec: TaskSpec, start: Mapping[str, Any] | None = None
+        cls,
+        path: str | os.PathLike[str],
+        config: Config[Any],
+        spec: TaskSpec,
+        *,
+        start: Mapping[str, Any] | None = None,
+        frame: Any = None,
     ) -> Run:
-        """Start a run directory; refuses one that holds a run already. ``start`` says what it starts from."""
+        """Start a run directory; refuses one that holds a run already.
+
+        ``start`` says what it starts from, ``frame`` is a table of curves to keep.
+        """
         run = cls(path)
         run.refuse_if_held()
         try:
@@ -67,6 +79,11 @@ class Run:
             raise UserError(
                 f"cannot make the run directory {run.path}: {error.strerror}; choose another --out"
             ) from error
+        if frame is not None:
+            from pyarrow import BufferOutputStream, parquet
+
+            parquet.write_table(frame, buffer := BufferOutputStream())
+            write_atomically(run.frame_file, buffer.getvalue().to_pybytes())
         write_json(run.data_file, spec.to_dict())
         if start is not None:
             write_json(run.start_file, dict(start))
@@ -100,7 +117,7 @@ class Run:
 
     def discard(self) -> None:
         """Take back a start that came to nothing: what :meth:`create` wrote, and the folder if that was all."""
-        for file in (self.config_file, self.data_file, self.start_file, self.metrics_file):
+        for file in (self.config_file, self.data_file, self.start_file, self.metrics_file, self.frame_file):
             file.unlink(missing_ok=True)
         with suppress(OSError):
             self.path.rmdir()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ from metavrf.runs.progress import Progress
 from metavrf.runs.provenance import provenance
 from metavrf.runs.starting import start_from
 from metavrf.runs.stopping import Interrupted, stop_signals
+from metavrf.tasks.curves import FRAME_FILE, as_table
 from metavrf.tasks.source import Tasks, open_tasks
 
 CHECKPOINT_SECONDS = 120
@@ -54,7 +56,7 @@ _OWN_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _RENAMED else "broadca
 
 
 def train(
-    task: str | Config[Any] = "sine",
+    task: Any = "sine",
     *,
     out: PathLike,
     resume: bool = False,
@@ -64,20 +66,28 @@ def train(
     """Train a learner and keep the run in the directory ``out``.
 
     Args:
-        task: a family of functions, a data set or a path; or a whole configuration (:meth:`metavrf.Config.of`).
+        task: a family of functions, a data set or a path; or a whole configuration (:meth:`metavrf.Config.of`). Or a
+            pandas or polars frame of curves, with ``group``, ``inputs`` and ``targets`` as on the command line; the run
+            keeps a copy of it.
         out: the run directory; must not hold a run already, unless ``resume``.
         resume: go on with the run in ``out``, with the settings saved there.
         quiet: show no progress.
         options: any setting by its name, such as ``shot=3, context="lstm", iterations=5000``; of a named task also
             ``learner`` and ``preset``. What is left out is as on the command line.
     """
-    config = task.with_options(**options) if isinstance(task, Config) else Config.of(task, **options)
+    frame = None if isinstance(task, str | os.PathLike | Config) else as_table(task)
+    if frame is not None:
+        task = Path(out).absolute() / FRAME_FILE
+    config = task.with_options(**options) if isinstance(task, Config) else Config.of(str(task), **options)
     first_rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0  # before Fabric knows
     run = Run.open(out) if resume else Run(out)
     if resume:
         config = run.config()
     LEARNERS[config.learner].check_tasks(config.episode, regression=config.kind == "functions")
-    tasks = open_tasks(config.validate().task, config.data, quiet=quiet or not first_rank)
+    if frame is not None and not config.data.group:
+        raise UserError("a frame holds curves: say which column tells them apart, as in group='patient'")
+    tasks = open_tasks(config.validate().task, config.data, quiet=quiet or not first_rank, frame=frame)
+    config = replace(config, episode=tasks.fitted(config.episode))
     tasks.training(config.episode, stream(0, "train"))  # what cannot work fails before anything is written
     tasks.held_out("val", 2, config.episode, stream(0, "validation"))
     learner = config.build(tasks.spec)
@@ -90,7 +100,7 @@ def train(
     if resume and run.spec() != tasks.spec:
         raise UserError(f"the data is not what {run.path} was started on: a resumed run needs the same files")
     if not resume and first_rank:
-        run = Run.create(out, config, tasks.spec, start)
+        run = Run.create(out, config, tasks.spec, start=start, frame=frame)
     keep_freed_memory()
     fabric = make_fabric(config.training)
     fabric.launch()

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -63,6 +64,10 @@ class Tasks(ABC):
         ``fixed_shot`` asks for the shots of ``shape`` where the tasks would have shots of their own.
         """
         return [self.held_out(part, tasks, shape, generator)]
+
+    def fitted(self, shape: EpisodeSettings) -> EpisodeSettings:
+        """The shape of the tasks as far as there are samples for it."""
+        return shape
 
 
 def training_shot(shape: EpisodeSettings, generator: torch.Generator) -> int:
@@ -209,11 +214,26 @@ class ClassTasks(Tasks):
         return int(enough.min()) if len(enough) else shape.way
 
 
-def open_tasks(task: str, settings: DataSettings, *, quiet: bool = False, trained_on: TaskSpec | None = None) -> Tasks:
-    """The tasks of that name: a family of functions, a named data set, a Parquet file, a folder, a feature file.
+def open_tasks(
+    task: str,
+    settings: DataSettings,
+    *,
+    quiet: bool = False,
+    trained_on: TaskSpec | None = None,
+    frame: Any = None,
+) -> Tasks:
+    """The tasks of that name: a family of functions, a named data set, a Parquet file, a folder, features, curves.
 
-    ``trained_on`` is what a run says of its tasks; other tasks are refused.
+    ``trained_on`` is what a run says of its tasks; other tasks are refused. ``frame`` is a table of curves that is not
+    in a file yet.
     """
+    if settings.group:
+        from metavrf.tasks.curves import open_curves
+
+        curves = open_curves(settings.data or task if frame is None else frame, settings, trained_on)
+        if trained_on is not None:
+            curves.spec.check_same(trained_on, task)
+        return curves
     if task in FAMILIES:
         functions = FunctionTasks(task)
         if trained_on is not None:
@@ -231,16 +251,20 @@ def open_tasks(task: str, settings: DataSettings, *, quiet: bool = False, traine
     return tasks
 
 
-def task_kinds(task: str) -> tuple[str, ...]:
+def task_kinds(task: str, group: str = "") -> tuple[str, ...]:
     """What a task is, from the broadest kind to its own name: presets are given by these.
 
-    A registered name goes before a file or folder that is called the same.
+    A registered name goes before a file or folder that is called the same. With a ``group`` it is a file of curves.
     """
+    if group:
+        return ("all", "functions", "curves")
     if task in FAMILIES:
         return ("all", "functions", task)
     if task in DATASETS:
         return ("all", "classes", DATASETS[task].kind, task)
     path = Path(task)
+    if path.suffix == ".csv":
+        raise UserError(f"{task} is a table of curves: say with --group which column tells them apart")
     if path.name == task and not path.suffix and not path.exists():
         advice = "give a path, or name the file that adds it with --plugin"
         raise UserError(unknown("task", task, [*FAMILIES, *DATASETS], f"or {advice}"))

@@ -87,7 +87,7 @@ def compare(
             tested.append((name, evaluation, _facts(model, evaluation, test, tasks[key])))
     known: dict[str, Evaluation] = {}
     first = models[0]
-    if floor and first.spec.regression and asked.stream == 1 and asked.shot != 1:
+    if floor and first.spec.regression and first.spec.columns is None and asked.stream == 1 and asked.shot != 1:
         known = _limits(asked.on or first.config.task, next(iter(tasks.values())), asked.seed)
         tested += [(name, evaluation, None) for name, evaluation in known.items()]
     evaluations = [evaluation for _, evaluation, _ in tested]
@@ -127,7 +127,7 @@ def _common(settings: EvalSettings, models: Sequence[TrainedModel]) -> EvalSetti
     for name, trained in (("shot", "shot"), *(() if regression else (("query", "test_query"),))):
         if getattr(settings, name) is None and len({getattr(config.episode, trained) for config in configs}) > 1:
             raise UserError(f"these runs differ in --{name}: say at which {name} to compare them")
-    unequal = regression and family(settings.on or first.task).unequal
+    unequal = regression and not first.data.group and family(settings.on or first.task).unequal
     if settings.shot is None and not unequal:
         given["shot"] = first.episode.shot
     if settings.way is None and not regression:

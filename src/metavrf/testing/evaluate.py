@@ -12,11 +12,14 @@ from metavrf.learners.measuring import Tasks, few_threads
 from metavrf.model import TrainedModel, load
 from metavrf.randomness import stream
 from metavrf.spec import TaskSpec
+from metavrf.tasks.curves import CurveTasks
 from metavrf.tasks.functions import FAMILIES
 from metavrf.tasks.source import open_tasks
 from metavrf.testing.adaptivity import adaptivity
 from metavrf.testing.evaluation import Evaluation, evaluate_learner
 from metavrf.testing.settings import TEST_EPISODES, TEST_TASKS, EvalSettings, eval_settings
+
+GROUPS_DRAWN = 4  # of a run on curves
 
 
 def evaluate(run: PathLike | TrainedModel, settings: EvalSettings | None = None, **options: Any) -> Evaluation:
@@ -47,7 +50,7 @@ def test_tasks(config: Config[Any], spec: TaskSpec | None, settings: EvalSetting
     unequal size, where a family has such and no shot is given, are several records.
     """
     regression = config.kind == "functions" if spec is None else spec.regression
-    settings.check(regression=regression)
+    settings.check(regression=regression, curves=bool(config.data.group))
     if settings.on is not None:
         FAMILIES[settings.on]
     shape = config.episode
@@ -57,6 +60,8 @@ def test_tasks(config: Config[Any], spec: TaskSpec | None, settings: EvalSetting
     source = open_tasks(settings.on or config.task, where, trained_on=spec)
     tasks = (TEST_TASKS if regression else TEST_EPISODES) if settings.tasks is None else settings.tasks
     generator = stream(settings.seed, "test" if settings.part == "test" else "validation")
+    if isinstance(source, CurveTasks):  # each group once, unless told otherwise: tasks of one are not independent
+        return source.groups(settings.part, settings.tasks or 1, shape, generator, fixed_shot=True)
     if settings.shot is None and not settings.within_alphabet and shape.stream == 1:
         groups = source.groups(settings.part, tasks, shape, generator)
         return groups[0] if len(groups) == 1 else groups
@@ -70,6 +75,8 @@ def evaluate_model(model: TrainedModel, settings: EvalSettings, episodes: Tasks)
     labels: dict[str, Any] = {}
     if not spec.regression:
         labels = {"split": spec.split, "within_alphabet": settings.within_alphabet}
+    if spec.columns is not None:
+        labels |= {"split": spec.split, "units": "those of " + ", ".join(spec.columns.targets)}
     if spec.pretraining:
         labels["pretraining"] = spec.pretraining
     if settings.part != "test":
@@ -80,6 +87,15 @@ def evaluate_model(model: TrainedModel, settings: EvalSettings, episodes: Tasks)
         if settings.adaptivity:
             labels["adaptivity"] = adaptivity(model.learner, episodes, settings.batch, protocol)
         return evaluate_learner(model.learner, episodes, settings.seed, settings.batch, protocol, **labels)
+
+
+def figure_curves(model: TrainedModel, shot: int, settings: EvalSettings | None = None) -> list[tuple[str, Episodes]]:
+    """The largest test groups of a run on curves, each with its name: a random support, the other rows as queries."""
+    data = None if settings is None else settings.data
+    where = model.config.data if data is None else replace(model.config.data, data=data)
+    source = open_tasks(model.config.task, where, trained_on=model.spec)
+    assert isinstance(source, CurveTasks)
+    return source.named("test", GROUPS_DRAWN, shot, stream(3, "figure"))
 
 
 def figure_tasks(model: TrainedModel, result: Evaluation, settings: EvalSettings | None = None) -> Episodes:

@@ -34,7 +34,7 @@ class Evaluation:
 
     Regression has ``coverage90``; classification has ``way``, ``query``, ``ece``, ``temperature`` and ``split``, and
     its metric is the accuracy in percent. ``shot`` is None where tasks have several sizes. Streams have
-    ``by_position``, the metric of each place in a stream.
+    ``by_position``, the metric of each place in a stream. Curves of a file say in which ``units`` mse and nll are.
     """
 
     metric: str
@@ -66,6 +66,7 @@ class Evaluation:
     stream: int | None = None
     by_position: list[float] | None = None
     adaptivity: dict[str, Any] | None = None
+    units: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The summary without the figures of single tasks and bins."""
@@ -121,7 +122,7 @@ def evaluate_learner(
         mean=per_task[metric].double().mean().item(),
         ci95=interval95(per_task[metric]),
         tasks=tasks,
-        shot=int(first.shot) if len(groups) == 1 else None,
+        shot=int(first.shot) if len({group.shot for group in groups}) == 1 else None,
         nll=per_task["nll"].double().mean().item(),
         protocol=learner.label(protocol) + (f", stream of {first.stream}" if first.stream > 1 else ""),
         seconds=round(time.perf_counter() - start, 3),

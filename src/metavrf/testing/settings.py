@@ -24,7 +24,8 @@ class EvalSettings:
     """How to test. What is left out is as in training."""
 
     tasks: Annotated[int | None, arg(aliases=["--episodes"], metavar="INT")] = None
-    """Number of test tasks (episodes); by default 4,000 of functions, 3,000 of classes."""
+    """Number of test tasks (episodes); by default 4,000 of functions, 3,000 of classes, each test group
+    once of curves."""
     way: Annotated[int | None, _INT] = None
     """Classes per task."""
     shot: Annotated[int | None, _INT] = None
@@ -49,7 +50,7 @@ class EvalSettings:
     on: Annotated[str | None, _TEXT] = None
     """A family of functions to test on, if other than the one trained on."""
     data: Annotated[str | None, _TEXT] = None
-    """Folder of the data sets, or the feature file, if other than in training."""
+    """Folder of the data sets, or the file of features or curves, if other than in training."""
     bases: Annotated[int | None, _INT] = None
     """Use another number of random features."""
     samples: Annotated[int | None, _INT] = None
@@ -61,7 +62,7 @@ class EvalSettings:
     adaptivity: bool = False
     """Also answer the tasks with the mean inference and with another task's: does the learner infer anything?"""
 
-    def check(self, *, regression: bool) -> None:
+    def check(self, *, regression: bool, curves: bool = False) -> None:
         """Refuse what cannot be, and what means nothing for the tasks at hand."""
         for name, least in _LEAST.items():
             value = getattr(self, name)
@@ -69,10 +70,12 @@ class EvalSettings:
                 raise UserError(f"{name} = {value} must be at least {least}")
         if self.part not in ("test", "val"):
             raise UserError(f"part = {self.part!r} is not a choice: give test or val")
+        if curves and (self.on is not None or self.stream not in (None, 1)):
+            raise UserError("on and stream are for families of functions, and this model is of curves of a file")
         for name in (
             ("way", "query", "protocol", "statistics", "views", "within_alphabet", "data") if regression else ("on",)
         ):
-            if getattr(self, name) != _DEFAULTS[name]:
+            if getattr(self, name) != _DEFAULTS[name] and not (curves and name == "data"):
                 kind, others = ("functions", "classes") if regression else ("classes", "functions")
                 raise UserError(f"{name} = {getattr(self, name)!r} is for {others}, and this model is of {kind}")
 
