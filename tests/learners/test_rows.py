@@ -13,9 +13,11 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from metavrf import MetaVRFClassifier, MetaVRFRegressor
 from metavrf.episodes import Episodes
+from metavrf.kernels.rows import Kernels, Standardised
 from metavrf.learners import rows
 from metavrf.learners.measuring import leave_one_out
-from metavrf.learners.rows import Kernels, Rows, RowsPredictor, Standardised, Targets
+from metavrf.learners.row_mixture import FREEDOM, RowsPredictor, Targets, solve
+from metavrf.learners.rows import Rows
 from metavrf.randomness import stream
 
 LENGTHS, NOISE = (0.8, 1.7), 0.05
@@ -62,8 +64,8 @@ def test_the_evidence_is_a_students_t() -> None:
     gram = kernels(torch.from_numpy(x))[0]
     targets = Targets.of(Episodes.of_support(torch.from_numpy(x), torch.from_numpy(y)))
     shape = gram[0].numpy() + NOISE * np.eye(len(x))
-    expected = multivariate_t(np.zeros(len(x)), shape, rows.FREEDOM).logpdf(y[:, 0])
-    assert rows.solve(gram, kernels.noise, targets).evidence.item() == pytest.approx(expected)
+    expected = multivariate_t(np.zeros(len(x)), shape, FREEDOM).logpdf(y[:, 0])
+    assert solve(gram, kernels.noise, targets).evidence.item() == pytest.approx(expected)
 
 
 def test_leaving_one_out_in_closed_form_is_fitting_the_others() -> None:
@@ -71,7 +73,7 @@ def test_leaving_one_out_in_closed_form_is_fitting_the_others() -> None:
     kernels = one_kernel(x)
     targets = Targets.of(Episodes.of_support(torch.from_numpy(x), torch.from_numpy(y)))
     gram = kernels(torch.from_numpy(x))[0][0]
-    closed = rows.solve(gram.clone().unsqueeze(0), kernels.noise, targets).left_out(targets.values)[0]
+    closed = solve(gram.clone().unsqueeze(0), kernels.noise, targets).left_out(targets.values)[0]
     for row in range(len(x)):
         others = [other for other in range(len(x)) if other != row]
         inner = gram[others][:, others] + NOISE * torch.eye(len(others))
