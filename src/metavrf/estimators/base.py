@@ -26,6 +26,7 @@ from metavrf.learners.rows import Rows, RowsPredictor
 from metavrf.learners.untrained import Untrained
 from metavrf.model import TrainedModel, load_once
 from metavrf.pictures import are_pictures
+from metavrf.plots import draw_relevance
 from metavrf.randomness import stream
 
 ESTIMATOR_FILE, SUPPORT_FILE = "estimator.json", "support.safetensors"
@@ -149,6 +150,12 @@ class FewShot(BaseEstimator):  # type: ignore[misc]
         """
         return self._mixture().described()
 
+    def plot_relevance(self, ax: Any = None) -> Any:
+        """Draw how much each column counts, the most relevant first; returns the axes."""
+        relevance = self.kernels_["relevance"]
+        names = getattr(self, "feature_names_in_", [f"column {number}" for number in range(len(relevance))])
+        return draw_relevance(relevance, names, ax)
+
     def log_marginal_likelihood(self) -> float:
         """The log evidence of the support, averaged over the kernels; targets are standardised, classes one-hot."""
         return float(self._mixture().evidence)
@@ -209,9 +216,9 @@ class FewShot(BaseEstimator):  # type: ignore[misc]
             "kind": self.kind,
             "pretrained": pretrained,
             "parameters": {
-                "bases": self.bases,
-                "ridge": self.ridge,
-                "random_state": None if self.random_state is None else int(self.random_state),
+                name: int(value) if isinstance(value, np.integer) else value
+                for name, value in self.get_params().items()
+                if name != "model"
             },
             "seed": self.seed_,
             "fitted": fitted,

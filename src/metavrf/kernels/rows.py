@@ -43,15 +43,16 @@ class Standardised(nn.Module):
         own |= {"scale": own["scale"] * varies, "wave": own["wave"] * varies}
         return cls(**own, centre=centre, deviation=deviation, support=(x - centre) / deviation)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """K̃ ``[K, N, S]`` and k(x, x) ``[K, N]`` of rows ``x [N, d]``."""
+    def forward(self, x: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """K̃ ``[K, N, M]`` and k(x, x) ``[K, N]`` of rows ``x [N, d]`` with ``other [M, d]``, or with the support."""
         z = (x - self.centre) / self.deviation
-        ours, theirs = z * self.scale.unsqueeze(1), self.support * self.scale.unsqueeze(1)
+        beside = self.support if other is None else (other - self.centre) / self.deviation
+        ours, theirs = z * self.scale.unsqueeze(1), beside * self.scale.unsqueeze(1)
         length, other = ours.square().sum(-1), theirs.square().sum(-1)
         inner = ours @ theirs.mT
         smooth = (inner - 0.5 * length.unsqueeze(-1)).sub_(0.5 * other.unsqueeze(-2)).exp_()  # in place: may be large
         if self.waves:
-            ours, theirs = self.wave @ z.mT, self.wave @ self.support.mT
+            ours, theirs = self.wave @ z.mT, self.wave @ beside.mT
             smooth *= torch.cos(ours.unsqueeze(-1) - theirs.unsqueeze(-2))
         smoothness = 1 - self.linear.unsqueeze(-1)
         slope = (self.linear / self.scale.square().sum(-1).clamp_min(1e-12)).unsqueeze(-1)
@@ -118,12 +119,13 @@ class UnitLength(Standardised):
         plain, rooted = self.unit(x), self.unit(self.rooted(x))
         return torch.stack([plain, rooted, self.unit(plain - self.centre[0]), self.unit(rooted - self.centre[1])])
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """K̃ ``[K, N, S]`` and k(x, x) ``[K, N]`` of rows ``x [N, d]``."""
+    def forward(self, x: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """As of :class:`Standardised`."""
+        beside = self.support if other is None else self.views(other)
         if len(self.view) < len(self.support):
-            inner = self.views(x)[self.view] @ self.support[self.view].mT
+            inner = self.views(x)[self.view] @ beside[self.view].mT
         else:
-            inner = (self.views(x) @ self.support.mT)[self.view]
+            inner = (self.views(x) @ beside.mT)[self.view]
         kernel = inner.sub_(1).div_(self.length.square()[:, None, None]).exp_()
         return kernel, torch.ones_like(kernel[..., 0])
 
@@ -148,9 +150,9 @@ class Kernels(nn.Module):
         """``[K]``."""
         return torch.cat([family.noise for family in self._families()])
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """K̃ ``[K, N, S]`` and k(x, x) ``[K, N]`` of rows ``x [N, d]``."""
-        kernels, own = zip(*(family(x) for family in self.families), strict=True)
+    def forward(self, x: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """As of :class:`Standardised`."""
+        kernels, own = zip(*(family(x, other) for family in self.families), strict=True)
         return torch.cat(kernels), torch.cat(own)
 
     def chosen(self, index: Tensor) -> Kernels:

@@ -16,6 +16,7 @@ from metavrf.errors import UserError
 from metavrf.kernels.mixing import mix
 from metavrf.kernels.rows import Kernels
 from metavrf.learners.adapted import Answer
+from metavrf.prediction import Prediction
 
 MOST_VALUES = 8_000_000  # of the kernels of an answer
 FREEDOM = 4.0  # of the amplitude's prior, whose scale is the targets' variance
@@ -110,11 +111,14 @@ class RowsPredictor(nn.Module):
     gamma: Tensor
     root: Tensor
     amplitude: Tensor
+    gain: Tensor
+    targets: Tensor
 
     def __init__(self, kernels: Kernels, **tensors: Tensor) -> None:
         """With ``solution [P, S, p]`` of kernel ``index [P]``; of classes ``gamma [P]`` is in it already.
 
-        In regression ``root`` L⁻¹ is ``[P, S, S]`` and ``amplitude`` a² ``[P, p]``.
+        In regression ``root`` L⁻¹ is ``[P, S, S]`` and ``amplitude`` a² ``[P, p]``; ``targets [S, p]`` are less their
+        ``offset``, and ``gain [p]`` is their deviation.
         """
         super().__init__()
         self.kernels = kernels
@@ -139,15 +143,70 @@ class RowsPredictor(nn.Module):
 
     def forward(self, x: Tensor) -> Answer:
         """Probabilities ``[N, C]`` of ``x [N, d]``; in regression mean and standard deviation, ``[N, p]`` each."""
+        samples, variance = self.components(x)
+        mean, std = mix(samples, variance, self.log_weights.unsqueeze(1))
+        return mean[0].softmax(-1) if std is None else (mean[0], std[0])
+
+    def components(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Means and variances ``[P, 1, N, p]`` under each kernel; of classes logits, and None."""
         kernel, prior = self.kernels(x)
         kernel = kernel[self.index]  # [P, N, S]
-        weights = self.log_weights.unsqueeze(1)
-        samples = (kernel @ self.solution + self.offset).unsqueeze(1)  # [P, 1, N, p]
+        samples = (kernel @ self.solution + self.offset).unsqueeze(1)
         if hasattr(self, "gamma"):
-            return mix(samples, None, weights)[0][0].softmax(-1)
+            return samples, None
         explained = (self.root @ kernel.mT).square().sum(-2)
         process = (prior[self.index] - explained).clamp_min(0) + self.kernels.noise[self.index].unsqueeze(1)
-        variance = (process.unsqueeze(-1) * self.amplitude.unsqueeze(1)).unsqueeze(1)
+        return samples, (process.unsqueeze(-1) * self.amplitude.unsqueeze(1)).unsqueeze(1)
+
+    def prediction(self, x: Tensor) -> Prediction:
+        """The mixture itself, of real targets."""
+        samples, variance = self.components(x)
+        weights = self.log_weights.unsqueeze(1)
         mean, std = mix(samples, variance, weights)
+        return Prediction(mean, samples, std, variance=variance, log_weights=weights)
+
+    def draw(self, x: Tensor, count: int, generator: torch.Generator) -> Tensor:
+        """Targets ``[count, N, p]`` drawn jointly: the rows of a draw share its kernel, and neighbours go together."""
+        chosen = torch.multinomial(self.log_weights.exp(), count, replacement=True, generator=generator)
+        mean = self.components(x)[0][:, 0]  # [P, N, p]
+        noise = torch.randn(count, *mean.shape[1:], dtype=mean.dtype, generator=generator)
+        drawn = torch.empty_like(noise)
+        for number in chosen.unique():
+            one, mine = self.kernels.chosen(self.index[number : number + 1]), chosen == number
+            explained = self.root[number] @ one(x)[0][0].mT  # [S, N]
+            covariance = one(x, x)[0][0] - explained.mT @ explained
+            covariance.diagonal().add_(one.noise)
+            factor = torch.linalg.cholesky(covariance)
+            drawn[mine] = mean[number] + factor @ noise[mine] * self.amplitude[number].sqrt()
+        return drawn
+
+    def without_each(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and deviation ``[S, 1 + N, p]`` of each support row, and of ``x [N, d]``, by the other support rows.
+
+        In closed form: solutions, variances, amplitudes and weights are those without the row; the kernels to choose
+        from, and the scales of columns and targets, are those with it.
+        """
+        samples, outputs = self.solution.shape[1:]
+        kernel, prior = self.kernels(x)
+        kernel, prior = kernel[self.index], prior[self.index]
+        noise = self.kernels.noise[self.index]
+        inverse = self.root.mT @ self.root  # [P, S, S]
+        precision = inverse.diagonal(dim1=-2, dim2=-1)  # [P, S]
+        own = self.solution / precision.unsqueeze(-1)  # [P, S, p], of the row itself
+        pull = kernel @ inverse  # [P, N, S]
+        mean = (kernel @ self.solution).unsqueeze(1) - pull.mT.unsqueeze(-1) * own.unsqueeze(2)  # [P, S, N, p]
+        process = (prior - (pull * kernel).sum(-1)).clamp_min(0).unsqueeze(1) + pull.mT.square() / precision[..., None]
+        of_row = self.targets - own
+        mean = torch.cat([of_row.unsqueeze(2), mean], 2) + self.offset
+        variance = torch.cat([(1 / precision).unsqueeze(-1), process + noise[:, None, None]], -1)  # [P, S, 1 + N]
+        freedom = FREEDOM + samples
+        energy = self.amplitude * (freedom - 2) / self.gain.square() - FREEDOM  # [P, p]
+        left = energy.unsqueeze(1) - (self.solution * own / self.gain.square())  # [P, S, p]
+        amplitude = (FREEDOM + left.clamp_min(0)) / (freedom - 3) * self.gain.square()
+        change = (freedom - 1) * torch.log1p(left.clamp_min(0) / FREEDOM)
+        change = change - freedom * torch.log1p(energy / FREEDOM).unsqueeze(1)
+        evidence = -0.5 * (outputs * precision.log() + change.sum(-1))
+        weights = (self.log_weights.unsqueeze(1) + evidence).log_softmax(0)  # [P, S]
+        mean, std = mix(mean, variance.unsqueeze(-1) * amplitude.unsqueeze(2), weights)
         assert std is not None
-        return mean[0], std[0]
+        return mean, std

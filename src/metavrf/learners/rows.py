@@ -201,8 +201,9 @@ class Rows(Learner):
         identity = torch.eye(len(x), dtype=x.dtype).expand_as(solved.factor)
         root = torch.linalg.solve_triangular(solved.factor, identity, upper=False)[index]
         amplitude = (solved.amplitude * targets.gain.square())[index]
+        known = {"targets": targets.values * targets.gain, "offset": targets.offset, "gain": targets.gain}
         solution = solution * targets.gain
-        return RowsPredictor(chosen, **common, solution=solution, offset=targets.offset, root=root, amplitude=amplitude)
+        return RowsPredictor(chosen, **common, **known, solution=solution, root=root, amplitude=amplitude)
 
     @torch.no_grad()
     def left_out(self, support: Episodes, rows: Tensor) -> Tensor | None:
