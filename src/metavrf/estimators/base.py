@@ -23,6 +23,7 @@ from metavrf.files import PathLike, read_tensors, write_atomically, write_json, 
 from metavrf.learners import measuring
 from metavrf.learners.base import Learner
 from metavrf.learners.rows import Rows, RowsPredictor
+from metavrf.learners.suggesting import suggest
 from metavrf.learners.untrained import Untrained
 from metavrf.model import TrainedModel, load_once
 from metavrf.pictures import are_pictures
@@ -159,6 +160,26 @@ class FewShot(BaseEstimator):  # type: ignore[misc]
     def log_marginal_likelihood(self) -> float:
         """The log evidence of the support, averaged over the kernels; targets are standardised, classes one-hot."""
         return float(self._mixture().evidence)
+
+    def suggest(self, pool: Any, n: int = 5) -> NDArray[np.int64]:
+        """Which samples to label next: the numbers of ``n`` samples of ``pool``, the most wanted first.
+
+        A sample is wanted where its label would tell most of what is still open, given the labels that are there and
+        those of the samples before it; so the samples of a batch differ. It is judged by the mixture of kernels on
+        rows, or where there is a model on its features.
+        """
+        check_is_fitted(self, "predictor_")
+        features = self._features(pool)
+        if not 1 <= n <= len(features):
+            raise UserError(f"n = {n} must be from 1 to {len(features)}, the samples of the pool")
+        mixture = self.predictor_
+        if not isinstance(mixture, RowsPredictor):
+            rows = _untrained(features.shape[1], self.kind, None, None, self.seed_)
+            mixture = rows.adapted(self._support(), embedded=True)
+        if not isinstance(mixture, RowsPredictor):
+            raise UserError(f"{len(self.support_x_)} samples are too many to suggest others for: give at most 4,000")
+        generator = stream(self.seed_, "draws")
+        return np.array(suggest(mixture, self.support_x_.double(), features.double(), n, generator))
 
     def _mixture(self) -> RowsPredictor:
         check_is_fitted(self, "predictor_")
