@@ -1,11 +1,12 @@
 """Exact kernels on rows of numbers, many at a time, between any rows and the support's.
 
-Two families: on standardised columns, smooth plus linear, and waves for one column; on rows of length 1 (features of a
-network), Gaussian, with or without square roots and centring.
+Three families: on standardised columns, smooth plus linear, and waves for one column; on rows of length 1 (features of
+a network), Gaussian, with or without square roots and centring; on binary columns, parity.
 """
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Self
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 LENGTHS = (0.35, 0.53, 0.79, 1.2, 1.8, 2.7, 4.0)  # of rows of length 1
 NOISES = (0.01, 0.1, 1.0)
+PARITY_NOISES = (0.01, 0.3)
+MOST_SUBSETS = 50  # of binary columns
 
 
 class Standardised(nn.Module):
@@ -138,8 +141,60 @@ class UnitLength(Standardised):
         return torch.ones_like(self.lengths())
 
 
+class Parity(Standardised):
+    """Kernels cos(π·Σ δⱼ) over some of the binary columns: 1 where an even number of them differ, else -1.
+
+    Their spectrum is a point at π in those columns, and the product of signs χ(x)·χ(x') is what they are between rows
+    of two values per column. Sums of products of columns (exclusive or, parity) are far from smooth: no other kernel
+    here sees them from a few rows.
+    """
+
+    own: ClassVar[tuple[str, ...]] = ("use", "noise")
+    use: Tensor
+
+    @classmethod
+    def on(cls, x: Tensor, **own: Tensor) -> Self:
+        """On a support ``x [S, d]``; ``use [K, d]`` says which columns."""
+        low, high = x.amin(0), x.amax(0)
+        step = torch.where(high > low, high - low, 1.0)
+        return cls(**own, centre=low, deviation=step, support=(x - low) / step)
+
+    @classmethod
+    def subsets(cls, x: Tensor, ridge: float | None) -> list[Self]:
+        """All binary columns, and all pairs, triples and so on of them while they are few; none without two such."""
+        low, high = x.amin(0), x.amax(0)
+        binary = (((x == low) | (x == high)).all(0) & (high > low)).nonzero().squeeze(1)
+        if len(binary) < 2:
+            return []
+        sets = [torch.arange(len(binary))]
+        for size in range(2, len(binary)):
+            if len(sets) + math.comb(len(binary), size) > MOST_SUBSETS:
+                break
+            sets += list(torch.combinations(torch.arange(len(binary)), size))
+        use = torch.zeros(len(sets), x.shape[1], dtype=x.dtype)
+        for row, some in zip(use, sets, strict=True):
+            row[binary[some]] = 1
+        noises = x.new_tensor(PARITY_NOISES if ridge is None else (ridge,))
+        return [cls.on(x, use=use.repeat(len(noises), 1), noise=noises.repeat_interleave(len(use)))]
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """As of :class:`Standardised`."""
+        beside = self.support if other is None else (other - self.centre) / self.deviation
+        ours, theirs = self.use @ ((x - self.centre) / self.deviation).mT, self.use @ beside.mT
+        kernel = torch.cos(math.pi * (ours.unsqueeze(-1) - theirs.unsqueeze(-2)))
+        return kernel, torch.ones_like(kernel[..., 0])
+
+    def lengths(self) -> Tensor:
+        """``[K, d]``: the step that turns the sign; infinite where a column has no part."""
+        return self.deviation / self.use
+
+    def relevance(self) -> Tensor:
+        """``[K, d]``: 1 of the columns that have a part."""
+        return self.use
+
+
 class Kernels(nn.Module):
-    """The candidates of both families as one list."""
+    """The candidates of all families as one list."""
 
     def __init__(self, families: list[Standardised]) -> None:
         super().__init__()

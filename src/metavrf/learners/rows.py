@@ -1,11 +1,12 @@
 """Rows of numbers that no model was trained on: many exact kernels, weighted by how well they explain the support.
 
 The prior over kernels is a few hundred candidates, drawn once. Bayes' rule, in closed form, says which of them a task
-is made of, and the prediction is their mixture. Nothing is fitted by gradient. Two families of candidates:
+is made of, and the prediction is their mixture. Nothing is fitted by gradient. Three families of candidates:
 
 - on standardised columns, k = (1 - b)·exp(-½Σ sⱼ²δⱼ²)·cos(Σ ωⱼδⱼ) + b·Σ sⱼ²zⱼz'ⱼ/Σ sⱼ²: smooth plus linear, on random
   columns with random lengths 1/s; waves ω for one column;
-- on rows of length 1 (features of a network), exp(-½‖u - u'‖²/ℓ²), with or without square roots and centring.
+- on rows of length 1 (features of a network), exp(-½‖u - u'‖²/ℓ²), with or without square roots and centring;
+- on binary columns, cos(π·Σ δⱼ) over subsets of them: parity.
 
 Regression weighs by evidence, the amplitude a² integrated out under an inverse gamma prior, which makes it a Student t.
 Classes weigh by the leave-one-out likelihood of softmax(γ·fit + log frequency), γ in a grid; by evidence where each has
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.kernels.rows import Kernels, Standardised, UnitLength
+from metavrf.kernels.rows import Kernels, Parity, Standardised, UnitLength
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.row_mixture import MOST_VALUES, RowsPredictor, Solved, Targets, solve
 from metavrf.learners.untrained import Untrained
@@ -138,7 +139,8 @@ class Rows(Learner):
         if unit and x.shape[1] > x.shape[0]:
             return list(unit)
         noise = self.noise if self.ridge is None else torch.full_like(self.noise, self.ridge)
-        return [Standardised.on(x, scale=self.scale, wave=self.wave, linear=self.linear, noise=noise), *unit]
+        standardised = Standardised.on(x, scale=self.scale, wave=self.wave, linear=self.linear, noise=noise)
+        return [standardised, *Parity.subsets(x, self.ridge), *unit]
 
     def refined(self, family: Standardised, score: Tensor) -> Standardised:
         """More candidates about the heavy ones, each of which has as many as its weight."""

@@ -49,8 +49,9 @@ def suggest(predictor: RowsPredictor, x: Tensor, pool: Tensor, count: int, gener
         share = predictor.log_weights.exp()[:, None, None]
         means = samples[:, 0] / predictor.gain  # [P, N, p]
         apart = (share * (means - (share * means).sum(0)).square()).sum((0, 2))  # [N], of the kernels' means
-        size = (predictor.amplitude / predictor.gain.square()).sum(-1)  # [P]
-        size = torch.zeros_like(of_kernel).index_reduce_(0, predictor.index, size, "amax")[heavy].unsqueeze(1)
+        size = torch.zeros_like(of_kernel)
+        size[predictor.index] = (predictor.amplitude / predictor.gain.square()).sum(-1)
+        size = size[heavy].unsqueeze(1)
     chosen: list[int] = []
     for _ in range(count):
         if classes:
