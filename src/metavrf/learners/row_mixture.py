@@ -42,6 +42,10 @@ class Targets(NamedTuple):
         gain = torch.where(gain > 1e-12 * y.abs().amax(0), gain, 1.0)
         return cls((y - y.mean(0)) / gain, y.mean(0), gain, None)
 
+    def to(self, dtype: torch.dtype) -> Targets:
+        """In another precision."""
+        return Targets(self.values.to(dtype), self.offset.to(dtype), self.gain.to(dtype), self.labels)
+
     def known(self) -> Tensor:
         """``[S]``: whether others of the sample's class are left without it."""
         assert self.labels is not None

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from metavrf.episodes import Episodes
@@ -38,6 +39,7 @@ GAMMAS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 USUAL_GAMMA, USUAL_OF_UNITS = 8.0, 32.0  # rows of length 1 are all alike: what tells them apart is small
 COMMENSURABLE = 10  # columns that share the variance: with fewer, one unit of measure drowns the others
 LEAST_NOISE = 1e-6
+SINGLE_PRECISION = 1e-4  # noise from which it is enough to weigh kernels of classes
 
 
 class Rows(Learner):
@@ -162,12 +164,15 @@ class Rows(Learner):
         size = max(samples, columns)
         if targets.labels is not None:
             size = max(size, len(GAMMAS) * targets.values.shape[1])
+        single = targets.labels is not None and float(kernels.noise.min()) >= SINGLE_PRECISION
+        dtype = torch.float if single else torch.double
+        x, targets = x.to(dtype), targets.to(dtype)
         parts = []
         for index in torch.arange(len(kernels.noise)).split(max(1, VALUES_AT_ONCE // (samples * size))):
-            some = kernels.chosen(index)
+            some = kernels.chosen(index).to(dtype)
             solved = solve(some(x)[0], some.noise, targets)
             parts.append(self.score(solved, targets, USUAL_OF_UNITS if columns > samples else USUAL_GAMMA))
-        return torch.cat(parts)
+        return torch.cat(parts).double()
 
     def score(self, solved: Solved, targets: Targets, usual: float) -> Tensor:
         """Of kernels that are solved, as :meth:`scores`; ``usual`` γ is the centre of its prior."""
@@ -178,11 +183,15 @@ class Rows(Learner):
         known = targets.known()
         if not bool(known.any()):
             return solved.evidence.unsqueeze(1) + prior
-        fit = solved.left_out(targets.values)[:, known]
-        logits = gamma.view(-1, 1, 1) * fit.unsqueeze(1) + targets.offset.log()  # [K, G, S, C]
-        labels = targets.labels[known]
-        right = logits.gather(-1, labels.expand(*logits.shape[:2], -1).unsqueeze(-1)).squeeze(-1)
-        return (right - logits.logsumexp(-1)).sum(-1) + 0.25 * prior
+        fit, labels = solved.left_out(targets.values)[:, known], targets.labels[known]
+        start = targets.offset.log()
+        right = fit.gather(-1, labels.expand(len(fit), -1).unsqueeze(-1))
+        others = torch.arange(fit.shape[-1]) != labels.unsqueeze(1)  # [S, C]
+        gap = (fit - right)[:, others].unflatten(1, (len(labels), -1))  # [K, S, C - 1]
+        head = (start - start[labels].unsqueeze(1))[others].unflatten(0, (len(labels), -1))
+        logits = torch.addcmul(head, gamma.view(-1, 1, 1), gap.unsqueeze(1))  # [K, G, S, C - 1]
+        against = logits.squeeze(-1) if logits.shape[-1] == 1 else logits.logsumexp(-1)
+        return -F.softplus(against).sum(-1) + 0.25 * prior
 
     def conditioned(self, kernels: Kernels, score: Tensor, x: Tensor, targets: Targets) -> RowsPredictor:
         """The heavy candidates, solved on the whole support."""
