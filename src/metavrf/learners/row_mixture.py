@@ -75,6 +75,16 @@ class Solved(NamedTuple):
     amplitude: Tensor
     evidence: Tensor
 
+    def of_contrasts(self) -> Tensor:
+        """The evidence ``[K]`` of differences between samples: targets that are less their mean say nothing of it.
+
+        Of a few samples this matters: a kernel on centred columns is spared what it says of their mean. By Schur's
+        complement the determinant of the contrasts is that of A times 1ᵀA⁻¹1, up to a constant.
+        """
+        ones = torch.ones_like(self.factor[..., :1])
+        mean = torch.linalg.solve_triangular(self.factor, ones, upper=False).square().sum((1, 2))
+        return self.evidence - 0.5 * self.white.shape[-1] * mean.log()
+
     def left_out(self, targets: Tensor) -> Tensor:
         """What each sample is predicted as by the others, ``[K, S, p]``: y - α/P with P the diagonal of A⁻¹."""
         inverse = torch.cholesky_inverse(self.factor)

@@ -171,18 +171,18 @@ class Rows(Learner):
         for index in torch.arange(len(kernels.noise)).split(max(1, VALUES_AT_ONCE // (samples * size))):
             some = kernels.chosen(index).to(dtype)
             solved = solve(some(x)[0], some.noise, targets)
-            parts.append(self.score(solved, targets, USUAL_OF_UNITS if columns > samples else USUAL_GAMMA))
+            parts.append(self.score(solved, targets, units=isinstance(some.families[0], UnitLength)))
         return torch.cat(parts).double()
 
-    def score(self, solved: Solved, targets: Targets, usual: float) -> Tensor:
-        """Of kernels that are solved, as :meth:`scores`; ``usual`` γ is the centre of its prior."""
+    def score(self, solved: Solved, targets: Targets, *, units: bool) -> Tensor:
+        """Of kernels that are solved, as :meth:`scores`; rows of length 1 (``units``) have another usual γ."""
         if targets.labels is None:
             return solved.evidence.unsqueeze(1)
-        gamma = targets.values.new_tensor(GAMMAS)
+        gamma, known = targets.values.new_tensor(GAMMAS), targets.known()
+        usual = USUAL_OF_UNITS if units else USUAL_GAMMA
         prior = -0.5 * (torch.log(gamma / usual) / math.log(2)).square()
-        known = targets.known()
         if not bool(known.any()):
-            return solved.evidence.unsqueeze(1) + prior
+            return solved.of_contrasts().unsqueeze(1) + prior
         fit, labels = solved.left_out(targets.values)[:, known], targets.labels[known]
         start = targets.offset.log()
         right = fit.gather(-1, labels.expand(len(fit), -1).unsqueeze(-1))
