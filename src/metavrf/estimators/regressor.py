@@ -111,6 +111,20 @@ class MetaVRFRegressor(RegressorMixin, FewShot):  # type: ignore[misc]
         parts = targets.split([prediction.mean.shape[1] for prediction in found])
         return float(torch.cat([p.crps(part.unsqueeze(0))[0] for p, part in zip(found, parts, strict=True)]).mean())
 
+    def leave_one_out(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What to expect: mean and standard deviation of each support sample's target, as the others predict it."""
+        check_is_fitted(self, "predictor_")
+        mean, std = self._without_each(self.support_x_[:0])
+        return self._shaped(mean[:, 0].double().numpy()), self._shaped(std[:, 0].double().numpy())
+
+    @property
+    def noise_(self) -> Any:
+        """The standard deviation of the noise, in the units of y, averaged over the kernels; per output if several."""
+        mixture = self._mixture()
+        variance = mixture.amplitude * mixture.kernels.noise[mixture.index].unsqueeze(1)  # [P, p]
+        noise = (mixture.log_weights.exp() @ variance).sqrt().numpy()
+        return float(noise[0]) if self.support_y_.ndim == 1 else noise
+
     def predict_interval(self, X: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Ends of intervals that hold new targets with probability ``coverage``, whatever their distribution.
 
@@ -131,15 +145,19 @@ class MetaVRFRegressor(RegressorMixin, FewShot):  # type: ignore[misc]
                 low.append(chunk.new_full((len(chunk), targets.shape[-1]), -math.inf))
                 high.append(-low[-1])
                 continue
-            if isinstance(self.predictor_, RowsPredictor) and samples > REFITTED:
-                mean, std = self.predictor_.without_each(chunk)
-            else:
-                mean, std = measuring.without_each(self.learner_, self._support(), chunk)
+            mean, std = self._without_each(chunk)
             errors = (targets - mean[:, :1]).abs() / std[:, :1]  # [S, 1, p]
             reach = errors.sort(0).values[rank - 1] * std[:, 1:]
             low.append((mean[:, 1:] - reach).amin(0))
             high.append((mean[:, 1:] + reach).amax(0))
         return self._shaped(torch.cat(low).double().numpy()), self._shaped(torch.cat(high).double().numpy())
+
+    @torch.no_grad()
+    def _without_each(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """As :func:`metavrf.learners.measuring.without_each`, in closed form where no single sample decides much."""
+        if isinstance(self.predictor_, RowsPredictor) and len(self.support_x_) > REFITTED:
+            return self.predictor_.without_each(x)
+        return measuring.without_each(self.learner_, self._support(), x)
 
     @torch.no_grad()
     def _predictions(self, X: Any) -> Iterator[Prediction]:
