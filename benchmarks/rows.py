@@ -5,8 +5,8 @@
 Regression on diabetes, linnerud and friedman1-3 with 10, 20, 40 and 80 rows: R² (at least -1, so that one failure does
 not decide a mean). Classes on iris, wine, breast cancer and digits with 3, 5, 10 and 20 rows per class: nll and
 accuracy. The twelve tables of PMLBmini, if METAVRF_DATA has them, in three folds: nll and area under the curve. Curves
-of one column with ten points: error as a share of the variance. All methods see the same splits; the mean rank is over all
-tables, sizes and splits. Last, the milliseconds of fit and predict with 50 rows of 10 columns.
+of one column with ten points: error as a share of the variance. All methods see the same splits; the mean rank is over
+all tables, sizes and splits. Last, the milliseconds of fit and predict with 50 rows of 10 columns.
 """
 
 from __future__ import annotations

