@@ -50,7 +50,9 @@ def curve(name: str, method: str, seed: int) -> tuple[list[int], list[float], fl
     pool, test = order[:half][:MOST_POOLED], order[half:][:MOST_TESTED]
     regression = name == "diabetes"
     labels = pool[:FIRST] if regression else np.array([pool[y[pool] == label][0] for label in np.unique(y)])
-    counts, scores, seconds = [], [], []
+    counts: list[int] = []
+    scores: list[float] = []
+    seconds: list[float] = []
     while True:
         model = (MetaVRFRegressor() if regression else MetaVRFClassifier()).fit(x[labels], y[labels])
         counts.append(len(labels))
@@ -90,8 +92,10 @@ def measured(name: str, splits: int) -> dict[str, Any]:
         }
     level = max(found["random"]["mean"])
     needed = {method: first(found[method]["labels"], found[method]["mean"], level) for method in METHODS}
+    by_chance = needed["random"]
     for method, labels in needed.items():
-        found[method] |= {"needed": labels, "saved": None if labels is None else 1 - labels / needed["random"]}
+        saved = None if labels is None or by_chance is None else 1 - labels / by_chance
+        found[method] |= {"needed": labels, "saved": saved}
     return {"level": level, "methods": found}
 
 

@@ -17,7 +17,7 @@ def test_a_batch_of_real_targets_is_where_a_gaussian_process_is_widest_given_tho
     random = np.random.default_rng(0)
     x, pool = random.normal(size=(12, 2)), random.normal(size=(40, 2))
     model = MetaVRFRegressor().fit(x, np.sin(2 * x[:, 0]) + x[:, 1])
-    mixture = model.predictor_
+    mixture: Any = model.predictor_
     heavy = mixture.log_weights.argmax()
     mixture.log_weights = mixture.log_weights[heavy].unsqueeze(0) * 0  # one kernel, of which the answer is known
     for name in ("index", "solution", "root", "amplitude"):
@@ -30,7 +30,8 @@ def test_a_batch_of_real_targets_is_where_a_gaussian_process_is_widest_given_tho
 
         return kernel(torch.from_numpy(a), torch.from_numpy(b))[0][0].numpy()
 
-    seen, expected = x, []
+    seen = x
+    expected: list[int] = []
     for _ in range(4):
         inner = np.linalg.inv(gram(seen, seen) + noise * np.eye(len(seen)))
         side = gram(pool, seen)

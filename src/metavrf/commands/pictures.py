@@ -91,7 +91,7 @@ class Fit(Plugins):
 
         if self.model:
             raise UserError("--model is for pictures: a table needs none")
-        options = {"without": self.without, "classes": self.classes, "plot": self.plot}
+        options: dict[str, Any] = {"without": self.without, "classes": self.classes, "plot": self.plot}
         said = fit_table(self.folder, self.target, self.out, drop=self.missing == "drop", **options)
         if self.json:
             print(json.dumps(said))

@@ -92,7 +92,7 @@ def predict_table(model: Path, path: Path, *, drop: bool, threshold: float | Non
         raise UserError(f"{model / COLUMNS_FILE} is damaged ({error}): fit the model again") from error
     columns, kept = without_missing(coding.chosen(read_columns(path), path), path, drop)
     estimator, x = load(model), coding.numbers(columns, path)
-    rows = [{"row": int(row) + 1} for row in kept]
+    rows: list[dict[str, Any]] = [{"row": int(row) + 1} for row in kept]
     if isinstance(estimator, MetaVRFClassifier):
         probabilities = estimator.predict_proba(x)
         likeliest = probabilities.argmax(1)

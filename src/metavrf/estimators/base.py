@@ -22,7 +22,8 @@ from metavrf.errors import UserError
 from metavrf.files import PathLike, read_tensors, write_atomically, write_json, write_tensors
 from metavrf.learners import measuring
 from metavrf.learners.base import Learner
-from metavrf.learners.rows import Rows, RowsPredictor
+from metavrf.learners.row_mixture import RowsPredictor
+from metavrf.learners.rows import Rows
 from metavrf.learners.suggesting import suggest
 from metavrf.learners.untrained import Untrained
 from metavrf.model import TrainedModel, load_once

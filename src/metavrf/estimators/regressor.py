@@ -82,7 +82,7 @@ class MetaVRFRegressor(RegressorMixin, FewShot):  # type: ignore[misc]
         """The values below which targets lie with probability ``q``; several are on a first axis, as numpy has it."""
         levels = np.asarray(q, dtype=np.float64)
         if levels.ndim > 1 or not ((levels > 0) & (levels < 1)).all():
-            raise UserError(f"q = {q} must be a probability between 0 and 1, or a list of such")
+            raise UserError(f"q = {levels.tolist()} must be a probability between 0 and 1, or a list of such")
         parts = [
             torch.stack([prediction.quantile(level)[0] for level in levels.ravel().tolist()])
             for prediction in self._predictions(X)
