@@ -472,6 +472,64 @@ def models_functions() -> Rows:
     return [["model", "points", "tasks", "mean squared error", "nll", "in the 90 % band"], *lines]
 
 
+# Rows
+
+
+@table("rows-regression")
+def rows_regression() -> Rows:
+    """Mean rank and R² of small tables."""
+    found = result("rows")["regression"]["summary"]
+    lines = [[row["method"], f"{row['rank']:.2f}", f"{row['second']:.3f}"] for row in _by_rank(found)]
+    return [["regression", "mean rank", "R²"], *lines]
+
+
+@table("rows-classes")
+def rows_classes() -> Rows:
+    """Mean rank, nll and accuracy of small tables, and of PMLBmini."""
+    small, mini = (result("rows")[part]["summary"] for part in ("classes", "pmlbmini"))
+    lines = []
+    for row in _by_rank(small):
+        other = select(mini, method=row["method"])
+        figures = [f"{row['rank']:.2f}", f"{row['first']:.3f}", f"{row['second']:.3f}"]
+        lines.append(
+            [row["method"], *figures, f"{other['rank']:.2f}", f"{other['first']:.3f}", f"{other['second']:.3f}"]
+        )
+    return [["classes", "mean rank by nll", "nll", "accuracy", "PMLBmini: rank", "nll", "AUC"], *lines]
+
+
+@table("rows-curves")
+def rows_curves() -> Rows:
+    """Error of curves of ten points."""
+    tables = result("rows")["curves"]["tables"]
+    methods = list(next(iter(tables.values())))
+    lines = [[method, *(f"{table[method][0]:.3f}" for table in tables.values())] for method in methods]
+    return [["error, share of the variance", *tables], *lines]
+
+
+@table("rows-time")
+def rows_time() -> Rows:
+    """Milliseconds of fit and predict."""
+    found = result("rows")["milliseconds"]
+    return [["fit and predict, 50 rows × 10 columns", "ms"], *([name, f"{ms:.0f}"] for name, ms in found.items())]
+
+
+@table("suggest")
+def suggest() -> Rows:
+    """Labels to reach what random ones reach."""
+    lines = []
+    for name, found in result("suggest")["tables"].items():
+        cells = [name.replace("_", " "), f"{found['level']:.3f}"]
+        for method in found["methods"].values():
+            cells.append("never" if method["needed"] is None else f"{method['needed']:.0f}")
+        saved = found["methods"]["suggest"]["saved"]
+        lines.append([*cells, "" if saved is None else f"{100 * saved:.0f} %"])
+    return [["table", "accuracy, or R²", "random", "smallest margin", "`suggest`", "saved"], *lines]
+
+
+def _by_rank(rows: Sequence[Result]) -> list[Result]:
+    return sorted(rows, key=lambda row: float(row["rank"]))
+
+
 # Pages
 
 

@@ -124,6 +124,18 @@ def test_samples_of_another_kind_cannot_be_added() -> None:
         MetaVRFRegressor().fit(x, [1, 2]).partial_fit(x, [[1, 2], [3, 4]])
 
 
+def test_a_frame_gives_its_column_names_to_what_was_inferred(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not a dependency")
+    x = np.random.default_rng(0).normal(size=(30, 2))
+    frame = pandas.DataFrame(x, columns=["noise", "signal"])
+    pipeline = make_pipeline(StandardScaler(), MetaVRFRegressor()).set_output(transform="pandas").fit(frame, x[:, 1])
+    model = pipeline[-1]
+    assert model.feature_names_in_.tolist() == ["noise", "signal"]
+    again = MetaVRFRegressor.load(model.save(tmp_path / "model"))
+    axis = again.plot_relevance()
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["signal", "noise"]
+
+
 # With a model
 
 

@@ -29,7 +29,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("learners",),
     ("config", "formats"),
     ("runs",),
-    ("model", "pictures", "networks", "features"),
+    ("model", "pictures", "tables", "networks", "features"),
     ("testing",),
     ("estimators", "release", "studies", "reports", "plots"),
     ("commands", "serve", "cli"),

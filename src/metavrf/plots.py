@@ -11,6 +11,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from metavrf.episodes import Episodes
@@ -20,6 +21,7 @@ from metavrf.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from metavrf.learners.base import Learner, Prediction
@@ -39,6 +41,7 @@ STYLES = (
 FORMATS = {".png", ".pdf", ".svg"}
 MOST_WAYS_DRAWN = 10
 QUERIES_DRAWN = 4
+MOST_COLUMNS_DRAWN = 30
 POINTS_SHOWN = (1, 2, 3, 4, 6)
 GRID = 120  # points at which a curve is drawn
 
@@ -321,6 +324,21 @@ def plot_fit_grid(
         handles = {label: h for axis in axes[0] for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return Path(path)
+
+
+def draw_relevance(relevance: NDArray[np.float64], names: Sequence[str], axis: Axes | None = None) -> Axes:
+    """Draw how much each column counts, the most relevant first, on ``axis`` or on a figure of its own."""
+    if axis is None:
+        import matplotlib.pyplot as plt
+
+        axis = plt.subplots(figsize=(6, 0.3 * min(len(names), MOST_COLUMNS_DRAWN) + 1.2), layout="constrained")[1]
+    order = relevance.argsort()[::-1][:MOST_COLUMNS_DRAWN]
+    axis.barh([str(names[column]) for column in order], relevance[order], color=STYLES[0][0])
+    axis.invert_yaxis()
+    axis.set_xlim(0, 1)
+    axis.set_xlabel("relevance")
+    axis.grid(axis="x", alpha=0.25)
+    return axis
 
 
 def _short(name: str) -> str:

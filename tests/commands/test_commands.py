@@ -96,7 +96,7 @@ def test_classes_of_one_picture_are_fitted_without_an_estimate(
     write_glyph_folder(tmp_path / "one", range(3), drawers=1, side=40)
     main(["fit", str(tmp_path / "one"), "--out", str(tmp_path / "model")])
     assert "accuracy: not known, as every class has one picture" in capsys.readouterr().out
-    assert printed_json(capsys, "predict", tmp_path / "model", tmp_path / "one", "--json")["threshold"] == 0.5
+    assert printed_json(capsys, "predict", tmp_path / "model", tmp_path / "one", "--json")["threshold"] == 0.95
 
 
 def test_export_says_what_the_file_takes(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

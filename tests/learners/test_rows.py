@@ -8,14 +8,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy.stats import multivariate_t
+from sklearn.datasets import load_iris
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from metavrf import MetaVRFClassifier, MetaVRFRegressor
 from metavrf.episodes import Episodes
+from metavrf.kernels.rows import Kernels, Parity, Standardised
 from metavrf.learners import rows
 from metavrf.learners.measuring import leave_one_out
-from metavrf.learners.rows import Kernels, Rows, RowsPredictor, Standardised, Targets
+from metavrf.learners.row_mixture import FREEDOM, RowsPredictor, Targets, solve
+from metavrf.learners.rows import Rows
 from metavrf.randomness import stream
 
 LENGTHS, NOISE = (0.8, 1.7), 0.05
@@ -62,8 +65,8 @@ def test_the_evidence_is_a_students_t() -> None:
     gram = kernels(torch.from_numpy(x))[0]
     targets = Targets.of(Episodes.of_support(torch.from_numpy(x), torch.from_numpy(y)))
     shape = gram[0].numpy() + NOISE * np.eye(len(x))
-    expected = multivariate_t(np.zeros(len(x)), shape, rows.FREEDOM).logpdf(y[:, 0])
-    assert rows.solve(gram, kernels.noise, targets).evidence.item() == pytest.approx(expected)
+    expected = multivariate_t(np.zeros(len(x)), shape, FREEDOM).logpdf(y[:, 0])
+    assert solve(gram, kernels.noise, targets).evidence.item() == pytest.approx(expected)
 
 
 def test_leaving_one_out_in_closed_form_is_fitting_the_others() -> None:
@@ -71,7 +74,7 @@ def test_leaving_one_out_in_closed_form_is_fitting_the_others() -> None:
     kernels = one_kernel(x)
     targets = Targets.of(Episodes.of_support(torch.from_numpy(x), torch.from_numpy(y)))
     gram = kernels(torch.from_numpy(x))[0][0]
-    closed = rows.solve(gram.clone().unsqueeze(0), kernels.noise, targets).left_out(targets.values)[0]
+    closed = solve(gram.clone().unsqueeze(0), kernels.noise, targets).left_out(targets.values)[0]
     for row in range(len(x)):
         others = [other for other in range(len(x)) if other != row]
         inner = gram[others][:, others] + NOISE * torch.eye(len(others))
@@ -174,3 +177,68 @@ def test_many_rows_choose_their_kernels_on_some(monkeypatch: pytest.MonkeyPatch)
     model = MetaVRFClassifier().fit(x, y)
     assert not isinstance(model.predictor_, RowsPredictor)
     assert model.score(x, y) > 0.9
+
+
+# Binary columns
+
+
+def test_a_parity_kernel_is_the_product_of_signs() -> None:
+    rows_of_four = [[0, 5, 1, 0.3], [1, 5, 0, 0.7], [1, 9, 1, 0.1], [0, 9, 0, 0.2]]  # the last column is not binary
+    x = torch.tensor(rows_of_four).double()
+    (family,) = Parity.subsets(x, None)
+    use = family.use.unique(dim=0)
+    assert use.tolist() == [[0, 1, 1, 0], [1, 0, 1, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
+    signs = torch.where(x[:, :3] == x[:, :3].amax(0), 1.0, -1.0).double()
+    kernel, prior = family(x)
+    for matrix, columns in zip(kernel, family.use[:, :3].bool(), strict=True):
+        product = signs[:, columns].prod(1)
+        torch.testing.assert_close(matrix, product.outer(product))
+    assert (prior == 1).all()
+    assert Parity.subsets(x[:, 2:], None) == []
+
+
+def test_parity_is_found_from_two_thirds_of_its_table() -> None:
+    bits = np.array([[row >> bit & 1 for bit in range(5)] for row in range(32)])
+    y = bits.sum(1) % 2
+    for seed in range(3):
+        order = np.random.default_rng(seed).permutation(32)
+        model = MetaVRFClassifier().fit(bits[order[:21]], y[order[:21]])
+        assert model.score(bits[order[21:]], y[order[21:]]) == 1
+        np.testing.assert_allclose(model.kernels_["relevance"], 1, atol=0.05)
+    exclusive = np.where(bits[:, 1] == bits[:, 3], -2.0, 2.0)
+    fitted = MetaVRFRegressor().fit(bits[::2][:14], exclusive[::2][:14])
+    np.testing.assert_allclose(fitted.predict(bits), exclusive, atol=0.5)
+
+
+# One sample per class
+
+
+def test_the_evidence_of_contrasts_is_that_of_differences() -> None:
+    x, y = task()
+    kernels = one_kernel(x)
+    targets = Targets.of(Episodes.of_support(torch.from_numpy(x), torch.from_numpy(y)))
+    gram = kernels(torch.from_numpy(x))[0]
+    shape = gram[0].numpy() + NOISE * np.eye(len(x))
+    solved = solve(gram, kernels.noise, targets)
+    differences = np.diff(np.eye(len(x)), axis=0)
+    # det(DADᵀ) = det(DDᵀ)·det(A)·1ᵀA⁻¹1/S, and det(DDᵀ) = S
+    ones = np.ones(len(x))
+    determinant = np.linalg.det(shape) * (ones @ np.linalg.solve(shape, ones))
+    assert np.linalg.det(differences @ shape @ differences.T) == pytest.approx(determinant)
+    expected = solved.evidence.item() - 0.5 * math.log(ones @ np.linalg.solve(shape, ones))
+    assert solved.of_contrasts().item() == pytest.approx(expected)
+
+
+def test_sure_answers_from_one_sample_per_class_are_right() -> None:
+    x, y = load_iris(return_X_y=True)
+    sure, right, likelihood = [], [], []
+    for seed in range(10):
+        order = np.random.default_rng(seed).permutation(len(y))
+        chosen = [order[y[order] == label][0] for label in range(3)]
+        model = MetaVRFClassifier().fit(x[chosen], y[chosen])
+        found = model.predict_proba(x)
+        sure.append(found.max(1) >= model.leave_one_out().threshold)
+        right.append(found.argmax(1) == y)
+        likelihood.append(-np.log(found[np.arange(len(y)), y]).mean())
+    assert np.mean(np.concatenate(right)[np.concatenate(sure)]) > 0.9
+    assert np.mean(likelihood) < 0.9  # of three classes alike 1.1

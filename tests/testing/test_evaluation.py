@@ -234,7 +234,7 @@ def test_leaving_one_out_is_predicting_each_sample_from_the_others() -> None:
 
 def test_a_class_of_one_sample_is_not_tested() -> None:
     assert leave_one_out(untrained(), blobs([3, 1, 2], 0.1)).tested == 5
-    assert leave_one_out(untrained(), blobs([1, 1, 1], 0.1)) == LeaveOneOut(None, 0, 0.5)
+    assert leave_one_out(untrained(), blobs([1, 1, 1], 0.1)) == LeaveOneOut(None, 0, 0.95)
 
 
 def test_of_many_samples_some_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:

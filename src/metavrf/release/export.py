@@ -20,7 +20,7 @@ from metavrf.errors import UserError
 from metavrf.estimators import MetaVRFClassifier, MetaVRFRegressor
 from metavrf.files import write_atomically
 from metavrf.learners.adapted import Adapted, AdaptedMixture, Answer
-from metavrf.learners.rows import RowsPredictor
+from metavrf.learners.row_mixture import RowsPredictor
 
 TOLERANCE = 1e-4
 NEEDED = ("onnx", "onnxruntime", "onnxscript")

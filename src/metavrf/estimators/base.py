@@ -1,19 +1,10 @@
-"""scikit-learn estimators: ``fit`` conditions on a support set in one forward pass, no gradient step is taken.
-
->>> from metavrf import MetaVRFClassifier
->>> glyphs = MetaVRFClassifier.from_pretrained("omniglot")      # pictures of drawn characters
->>> glyphs.fit(["a1.png", "b1.png"], ["a", "b"])                # doctest: +SKIP
->>> glyphs.partial_fit(["c1.png"], ["c"])                       # doctest: +SKIP
-
-Without a model they take rows of numbers: a mixture of many kernels, weighted by how well each explains the samples.
-"""
+"""What the classifier and the regressor share: features, the support set, conditioning, saving."""
 
 from __future__ import annotations
 
 import copy
 import json
 import os
-from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -21,9 +12,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
-from sklearn.utils.multiclass import check_classification_targets
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
@@ -32,17 +22,19 @@ from metavrf.errors import UserError
 from metavrf.files import PathLike, read_tensors, write_atomically, write_json, write_tensors
 from metavrf.learners import measuring
 from metavrf.learners.base import Learner
-from metavrf.learners.measuring import LeaveOneOut
-from metavrf.learners.rows import Rows, RowsPredictor
+from metavrf.learners.row_mixture import RowsPredictor
+from metavrf.learners.rows import Rows
+from metavrf.learners.suggesting import suggest
 from metavrf.learners.untrained import Untrained
 from metavrf.model import TrainedModel, load_once
 from metavrf.pictures import are_pictures
+from metavrf.plots import draw_relevance
 from metavrf.randomness import stream
 
 ESTIMATOR_FILE, SUPPORT_FILE = "estimator.json", "support.safetensors"
 
 
-class _FewShot(BaseEstimator):  # type: ignore[misc]
+class FewShot(BaseEstimator):  # type: ignore[misc]
     """What the classifier and the regressor share: features, the support set, conditioning, saving.
 
     Attributes after ``fit``:
@@ -125,7 +117,7 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
     def load(cls, folder: PathLike) -> Self:
         """What :meth:`save` wrote."""
         path = Path(folder)
-        values = _read(path)
+        values = read(path)
         if values["kind"] != cls.kind:
             raise UserError(f"{path} is a {values['kind']}, not a {cls.kind}")
         tensors, _ = read_tensors(path / SUPPORT_FILE)
@@ -160,9 +152,35 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
         """
         return self._mixture().described()
 
+    def plot_relevance(self, ax: Any = None) -> Any:
+        """Draw how much each column counts, the most relevant first; returns the axes."""
+        relevance = self.kernels_["relevance"]
+        names = getattr(self, "feature_names_in_", [f"column {number}" for number in range(len(relevance))])
+        return draw_relevance(relevance, names, ax)
+
     def log_marginal_likelihood(self) -> float:
         """The log evidence of the support, averaged over the kernels; targets are standardised, classes one-hot."""
         return float(self._mixture().evidence)
+
+    def suggest(self, pool: Any, n: int = 5) -> NDArray[np.int64]:
+        """Which samples to label next: the numbers of ``n`` samples of ``pool``, the most wanted first.
+
+        A sample is wanted where its label would tell most of what is still open, given the labels that are there and
+        those of the samples before it; so the samples of a batch differ. It is judged by the mixture of kernels on
+        rows, or where there is a model on its features.
+        """
+        check_is_fitted(self, "predictor_")
+        features = self._features(pool)
+        if not 1 <= n <= len(features):
+            raise UserError(f"n = {n} must be from 1 to {len(features)}, the samples of the pool")
+        mixture = self.predictor_
+        if not isinstance(mixture, RowsPredictor):
+            rows = _untrained(features.shape[1], self.kind, None, None, self.seed_)
+            mixture = rows.adapted(self._support(), embedded=True)
+        if not isinstance(mixture, RowsPredictor):
+            raise UserError(f"{len(self.support_x_)} samples are too many to suggest others for: give at most 4,000")
+        generator = stream(self.seed_, "draws")
+        return np.array(suggest(mixture, self.support_x_.double(), features.double(), n, generator))
 
     def _mixture(self) -> RowsPredictor:
         check_is_fitted(self, "predictor_")
@@ -220,9 +238,9 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
             "kind": self.kind,
             "pretrained": pretrained,
             "parameters": {
-                "bases": self.bases,
-                "ridge": self.ridge,
-                "random_state": None if self.random_state is None else int(self.random_state),
+                name: int(value) if isinstance(value, np.integer) else value
+                for name, value in self.get_params().items()
+                if name != "model"
             },
             "seed": self.seed_,
             "fitted": fitted,
@@ -289,139 +307,7 @@ def _untrained(columns: int, kind: str, bases: int | None, ridge: float | None, 
     return Untrained(columns, regression=regression, generator=stream(seed, "bases"), bases=bases, ridge=ridge)
 
 
-class MetaVRFClassifier(ClassifierMixin, _FewShot):  # type: ignore[misc]
-    """Few-shot classification: any number of classes, of equal or unequal shots, from a handful of samples.
-
-    Args:
-        model: a model that comes with the package ("omniglot" for drawings, "photos" for photographs) or a run's
-            directory. Without one, samples are rows of numbers, and the answer is a mixture of many exact kernels,
-            weighted by their leave-one-out likelihood (by evidence where each class has one sample). Nothing is fitted
-            by gradient. ``kernels_`` says what was inferred, ``log_marginal_likelihood()`` how well it explains them.
-        bases: number of random features, if other than the model's own. Without a model it asks for one Gaussian kernel
-            on that many random features instead of the mixture; so do more than 4,000 rows.
-        ridge: fixes the noise λ without a model; by default it is inferred like the kernel.
-        random_state: seed of the bases and of the candidates.
-
-    >>> import numpy as np
-    >>> X = np.array([[0.0, 0.1], [0.1, 0.0], [2.0, 2.1], [2.1, 2.0]])
-    >>> MetaVRFClassifier().fit(X, ["low", "low", "high", "high"]).predict([[1.9, 1.9]]).item()
-    'high'
-    """
-
-    kind = "classifier"
-
-    def partial_fit(self, X: Any, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
-        """Add samples, of known classes or new ones; features of the others are kept, not computed again.
-
-        ``classes`` is there for scikit-learn's sake: a class is known once it has a sample.
-        """
-        return self._learn(X, y, afresh=not hasattr(self, "predictor_"))
-
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Calibrated probabilities ``[N, classes]``, in the order of ``classes_``."""
-        return torch.cat(self._answers(X)).double().numpy()
-
-    def predict(self, X: Any) -> NDArray[Any]:
-        """The likeliest class of each sample."""
-        likeliest = self.predict_proba(X).argmax(1)
-        return self.classes_[likeliest]
-
-    def leave_one_out(self) -> LeaveOneOut:
-        """What to expect: the accuracy on each support sample given the others, and from which probability on to trust.
-
-        Kept as ``leave_one_out_`` and saved with the estimator.
-        """
-        check_is_fitted(self, "predictor_")
-        self.leave_one_out_ = measuring.leave_one_out(self.learner_, self._support())
-        return self.leave_one_out_
-
-    def _targets(self, y: ArrayLike) -> NDArray[Any]:
-        labels = np.asarray(y)
-        if labels.dtype.kind not in "biuUS":  # what else could be no classes
-            check_classification_targets(labels)
-        return labels
-
-    def _support(self) -> Episodes:
-        self.classes_, numbers = np.unique(self.support_y_, return_inverse=True)
-        return Episodes.of_support(self.support_x_, torch.from_numpy(numbers), len(self.classes_))
-
-    def _saved(self, *, pretrained: bool) -> dict[str, Any]:
-        kept = getattr(self, "leave_one_out_", None)
-        own = {"classes": self.classes_.tolist(), "dtype": self.classes_.dtype.str}
-        return super()._saved(pretrained=pretrained) | own | {"leave_one_out": kept and asdict(kept)}
-
-    def _restore(self, numbers: Tensor, values: dict[str, Any]) -> None:
-        self.support_y_ = np.array(values["classes"], dtype=values["dtype"])[numbers.numpy()]
-        if values["leave_one_out"] is not None:
-            self.leave_one_out_ = LeaveOneOut(**values["leave_one_out"])
-
-
-class MetaVRFRegressor(RegressorMixin, _FewShot):  # type: ignore[misc]
-    """Few-shot regression with a predictive standard deviation.
-
-    Args:
-        model: a model that comes with the package ("sine") or a run's directory. Without one, samples are feature
-            vectors, and the answer is a mixture of many exact kernels, weighted by evidence. Nothing is fitted by
-            gradient. ``kernels_`` says what was inferred, ``log_marginal_likelihood()`` how well it explains them.
-        bases: number of random features, if other than the model's own. Without a model it asks for one Gaussian kernel
-            on that many random features instead of the mixture; so do more than 4,000 rows.
-        ridge: fixes the noise λ without a model; by default it is inferred like the kernel.
-        random_state: seed of the bases and of the candidates.
-
-    >>> import numpy as np
-    >>> X = np.linspace(-3, 3, 12)[:, None]
-    >>> mean, std = MetaVRFRegressor().fit(X, np.sin(X[:, 0])).predict([[0.5]], return_std=True)
-    >>> bool(abs(mean[0] - np.sin(0.5)) < 0.05)
-    True
-    """
-
-    kind = "regressor"
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        return tags
-
-    def partial_fit(self, X: Any, y: ArrayLike) -> Self:
-        """Add samples; features of the others are kept, not computed again."""
-        return self._learn(X, y, afresh=not hasattr(self, "predictor_"))
-
-    def predict(
-        self, X: Any, return_std: bool = False
-    ) -> NDArray[np.float64] | tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The mean of each sample's target, and with ``return_std`` its standard deviation, as y was given."""
-        answers = self._answers(X)
-        mean, std = (torch.cat(parts).double().numpy() for parts in zip(*answers, strict=True))
-        if self.support_y_.ndim == 1:
-            mean, std = mean[:, 0], std[:, 0]
-        return (mean, std) if return_std else mean
-
-    def _targets(self, y: ArrayLike) -> NDArray[Any]:
-        targets = check_array(y, ensure_2d=False, dtype=np.float64)
-        outputs = 1 if targets.ndim == 1 else targets.shape[1]
-        trained = self.model_
-        if trained is not None and outputs != trained.spec.targets:
-            raise UserError(f"y has {outputs} outputs, but {trained.name} was trained on {trained.spec.targets}")
-        return targets
-
-    def _support(self) -> Episodes:
-        y = torch.tensor(self.support_y_.reshape(len(self.support_y_), -1), dtype=self.support_x_.dtype)
-        return Episodes.of_support(self.support_x_, y)
-
-    def _numbers(self) -> Tensor:
-        return torch.tensor(self.support_y_)
-
-    def _restore(self, numbers: Tensor, values: dict[str, Any]) -> None:
-        self.support_y_ = numbers.numpy()
-
-
-def load(folder: PathLike) -> MetaVRFClassifier | MetaVRFRegressor:
-    """The saved estimator of a folder, whichever it is."""
-    kinds = {cls.kind: cls for cls in (MetaVRFClassifier, MetaVRFRegressor)}
-    return kinds[_read(Path(folder))["kind"]].load(folder)
-
-
-def _read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
     """The JSON file of a saved estimator."""
     file = path / ESTIMATOR_FILE
     if not file.is_file():
