@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from metavrf.studies.sine import ONE_KERNEL
 from torch import Tensor
 
 from metavrf.config import Config
@@ -29,6 +28,7 @@ from metavrf.randomness import stream
 from metavrf.runs.directory import Run
 from metavrf.runs.training import Trainer, make_fabric
 from metavrf.spec import TaskSpec
+from metavrf.studies.catalog import ONE_KERNEL
 from metavrf.tasks.bank import Bank
 from metavrf.tasks.source import ClassTasks, Tasks, open_tasks
 from metavrf.tasks.splits import PARTS
