@@ -9,11 +9,12 @@ import contextlib
 import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple, Union
 
-from metavrf.errors import UserError
+from metavrf.errors import Caution, UserError
 from metavrf.registry import unknown
 
 
@@ -126,6 +127,17 @@ def say(sentence: str) -> None:
         print(f"metavrf: {sentence}", file=sys.stderr)
 
 
+def _say_warning(message: Warning | str, category: type[Warning], *rest: Any, **options: Any) -> None:
+    """A warning of ours as a sentence; those of libraries as ever."""
+    if issubclass(category, Caution):
+        say(str(message))
+    else:
+        _show_warning(message, category, *rest, **options)
+
+
+_show_warning = warnings.showwarning
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: exit code 2 and one sentence for what a user can mend."""
     code = exit_code(sys.argv[1:] if arguments is None else list(arguments))
@@ -149,6 +161,7 @@ def exit_code(arguments: list[str]) -> int:
     if arguments in (["--help"], ["-h"]):
         print(overview())
         return 0
+    warnings.showwarning = _say_warning
     try:
         if not arguments:
             raise UserError(f"give a command: {', '.join(COMMANDS)}; 'metavrf --help' says what they do")

@@ -6,3 +6,7 @@ class UserError(ValueError):
 
     The command line prints it on standard error, without a traceback, and exits with code 2.
     """
+
+
+class Caution(UserWarning):
+    """What a user should know though the work goes on: one sentence, which the command line prints."""

@@ -110,9 +110,11 @@ class Info(Plugins):
     def run(self) -> None:
         """Print settings and result, and a packed model's card."""
         self.load_plugins()
+        from metavrf.manifest import check_all
         from metavrf.runs.directory import Run
 
         run = Run.open(self.run_directory)
+        check_all(run.path)
         config, metrics, result = run.config(), run.metrics(), run.result()
         values = {
             "run": str(run.path),

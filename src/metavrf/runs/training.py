@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from metavrf.config import Config, TrainingSettings
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.files import PathLike, load_weights, write_json
+from metavrf.files import PathLike, load_weights
 from metavrf.learners import LEARNERS
 from metavrf.learners.base import Learner
 from metavrf.learners.head import BAND_NODES, MixtureHead
@@ -72,6 +72,7 @@ def train(
     first_rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0  # before Fabric knows
     run = Run.open(out) if resume else Run(out)
     if resume:
+        run.refuse_if_not_resumable()
         config = run.config()
     LEARNERS[config.learner].check_tasks(config.episode, regression=config.kind == "functions")
     tasks = open_tasks(config.validate().task, config.data, quiet=quiet or not first_rank)
@@ -82,9 +83,27 @@ def train(
         _summary_writer()  # not installed is said before anything is written
     if resume and run.spec() != tasks.spec:
         raise UserError(f"the data is not what {run.path} was started on: a resumed run needs the same files")
-    if not resume and first_rank:
-        run = Run.create(out, config, tasks.spec)
     keep_freed_memory()
+    if not first_rank:
+        _train(config, run, tasks, learner, quiet=quiet)
+        return run
+    if not resume:
+        run.refuse_if_held()
+        run.make_folder()
+    with run.locked():
+        if not resume:
+            Run.create(out, config, tasks.spec)
+        try:
+            _train(config, run, tasks, learner, quiet=quiet)
+        except UserError:
+            if not resume and not (run.state_file.exists() or run.model_file.exists()):
+                run.discard()
+            raise
+    return run
+
+
+def _train(config: Config[Any], run: Run, tasks: Tasks, learner: Learner, *, quiet: bool) -> None:
+    """The part of one process."""
     fabric = make_fabric(config.training)
     fabric.launch()
     if config.training.threads:
@@ -96,11 +115,6 @@ def train(
         if fabric.world_size > 1 and "gloo" in str(error):
             raise UserError("another process of this run has failed, so this one stops too") from error
         raise
-    except UserError:
-        if not resume and first_rank and not (run.state_file.exists() or run.model_file.exists()):
-            run.discard()
-        raise
-    return run
 
 
 def make_fabric(settings: TrainingSettings) -> Fabric:
@@ -133,14 +147,16 @@ class Trainer:
         self.tasks = tasks
         self.learner = learner
         self.at, self.seed = Position(), config.training.seed
-        self.resumed = run.state_file.exists()
+        self.resumed = any(file.exists() for file in run.checkpoints)
         if not self.resumed:
             with self._seeded_dropout():
                 self.learner.initialise(self._first_tasks())
         self.optimizer = torch.optim.Adam(self.learner.parameters(), lr=config.training.lr, fused=True)
         weights = None
         if self.resumed:
-            self.at, weights = load_checkpoint(run, learner, self.optimizer, rank=fabric.global_rank)
+            self.at, weights = load_checkpoint(
+                run, learner, self.optimizer, rank=fabric.global_rank, ranks=fabric.world_size
+            )
         self.wrapped, self.wrapped_optimizer = fabric.setup(self.learner, self.optimizer)
         # What the wrapper does is for several processes; it takes a tenth of a small step.
         self.forward: Callable[..., Prediction] = self.wrapped if fabric.world_size > 1 else self.learner
@@ -310,8 +326,7 @@ class Trainer:
         if isinstance(getattr(self.learner, "head", None), MixtureHead) and self.tasks.spec.regression:
             self._calibrate_band()
         best = next((r for r in self.run.metrics() if r["step"] == self.at.best_step), {})
-        write_json(
-            self.run.result_file,
+        self.run.save_result(
             {
                 "task": self.config.task,
                 "learner": self.config.learner,

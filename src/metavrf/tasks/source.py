@@ -369,7 +369,7 @@ def _features(path: Path) -> ClassTasks:
     tensors, metadata = read_tensors(path)
     try:
         bank = Bank(tensors["inputs"], tensors["starts"], tensors["counts"], metadata["names"], tensors.get("groups"))
-        spec = TaskSpec.from_dict(metadata["description"])
+        spec = TaskSpec.from_dict(metadata["description"], path)
         split = {part: list(spec.classes[part]) for part in PARTS}
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is not a feature file: make it with 'metavrf embed'") from error
