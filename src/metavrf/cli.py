@@ -10,11 +10,11 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple, Union
 
-from metavrf.errors import Caution, UserError
+from metavrf.errors import Caution, UserError, printable
 from metavrf.registry import unknown
 
 
@@ -43,6 +43,7 @@ COMMANDS = {
     "demo": Command("studies", "Demo", "Learn to fit sine curves from a few points, in under two minutes."),
     "study": Command("studies", "Study", "Train and test many runs of one question."),
 }
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "calculation overflowed")  # as PyTorch says it
 COMPLETION = "--tyro-print-completion"
 DESCRIPTION = "Few-shot learning with kernels inferred for each task (MetaVRF, ICML 2020)."
 
@@ -124,7 +125,7 @@ def is_first_process() -> bool:
 def say(sentence: str) -> None:
     """One sentence on standard error, from one process of a run."""
     if is_first_process():
-        print(f"metavrf: {sentence}", file=sys.stderr)
+        print(f"metavrf: {printable(sentence)}", file=sys.stderr)
 
 
 def _say_warning(message: Warning | str, category: type[Warning], *rest: Any, **options: Any) -> None:
@@ -151,6 +152,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(code)
 
 
+@contextlib.contextmanager
+def _memory_errors() -> Iterator[None]:
+    """What PyTorch cannot allocate is one sentence."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
+            advice = "ask for fewer tasks, samples, bases or kernels at a time"
+            raise UserError(f"there is not enough memory for this: {advice}") from error
+        raise
+
+
 def exit_code(arguments: list[str]) -> int:
     """Run the command; what it ends with."""
     if arguments == ["--version"]:
@@ -171,7 +184,8 @@ def exit_code(arguments: list[str]) -> int:
         from metavrf.memory import keep_freed_memory
 
         keep_freed_memory()
-        parse(arguments).run()
+        with _memory_errors():
+            parse(arguments).run()
     except UserError as error:
         say(str(error))
         return 2

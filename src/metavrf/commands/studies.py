@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 
 from metavrf.commands.plugins import Plugins
 from metavrf.errors import UserError
-from metavrf.reports import check_picture, draw_figure, draw_kernels, print_rows, print_table, report
+from metavrf.reports import check_picture, draw_figure, draw_kernels, print_rows, print_table, report, show
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Demo:
             draw_kernels(models["many kernels"], self.out / "kernels.png"),
         ]
         for picture in pictures:
-            print(f"picture: {picture}")
+            show(f"picture: {picture}")
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Kernels(Plugins):
         from metavrf.model import load
 
         check_picture(self.out)
-        print(f"picture: {draw_kernels(load(self.run_directory), self.out, self.tasks, self.seed)}")
+        show(f"picture: {draw_kernels(load(self.run_directory), self.out, self.tasks, self.seed)}")
 
 
 ITERATIONS = 20_000

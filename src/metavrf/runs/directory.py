@@ -34,6 +34,7 @@ from metavrf.files import (
     second_name,
     tensors_as_bytes,
     write_atomically,
+    write_json,
 )
 from metavrf.manifest import NAME as MANIFEST
 from metavrf.manifest import Manifest, check, replace_file, seal
@@ -96,8 +97,9 @@ class Run:
         run = cls(path, kind)
         run.refuse_if_held()
         run.make_folder()
-        run.write(run.data_file, as_json(spec.to_dict()))
-        run.write(run.config_file, config.to_toml())
+        write_json(run.data_file, spec.to_dict())
+        write_atomically(run.config_file, config.to_toml())
+        run.seal()
         return run
 
     def make_folder(self) -> None:
@@ -156,7 +158,8 @@ class Run:
         if any(file.exists() for file in self.checkpoints):
             return
         manifest = Manifest.of(self.path)
-        if manifest is None or manifest.kind != "run" or self.result_file.exists() or self.card_file.exists():
+        later = [self.result_file, self.card_file] if manifest is not None else [self.model_file]
+        if (manifest is not None and manifest.kind != "run") or any(file.exists() for file in later):
             what = "a run" if manifest is None else f"a {manifest.kind}"
             raise UserError(f"{self.path} is {what} without a checkpoint: there is nothing to resume")
 

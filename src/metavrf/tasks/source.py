@@ -13,6 +13,7 @@ import torch
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.files import read_tensors
+from metavrf.memory import check_room
 from metavrf.registry import unknown
 from metavrf.settings import DataSettings, EpisodeSettings
 from metavrf.spec import TaskSpec
@@ -22,6 +23,8 @@ from metavrf.tasks.datasets import DATASETS, Mixture, data_folders
 from metavrf.tasks.functions import FAMILIES, family
 from metavrf.tasks.images import FolderSource, ParquetSource, Preprocessing, cache_folder, mirrored, read_bank, rotated
 from metavrf.tasks.splits import PARTS, Split, divide
+
+FLOATS = 12  # bytes in which a number is held at least while it is drawn, augmented and embedded
 
 
 class Tasks(ABC):
@@ -150,6 +153,8 @@ class ClassTasks(Tasks):
         way, shot = self._train_way(shape), training_shot(shape, generator)
         self._check_sets("train", way)
         batch = -(-shape.batch // shape.stream) * shape.stream
+        samples = batch * way * (shot + shape.query)
+        check_room(FLOATS * samples * math.prod(self.spec.inputs), f"a training step of {samples:,} samples")
         episodes = self.banks["train"].sample(
             batch, way, shot, shape.query, generator, within_group=self.mixed, stream=shape.stream
         )
