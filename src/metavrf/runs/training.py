@@ -8,6 +8,7 @@ import math
 import os
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -121,6 +122,8 @@ def make_fabric(settings: TrainingSettings) -> Fabric:
     """Lightning Fabric for this many processes, or for those torchrun has started."""
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", settings.devices))  # torchrun decides, where it is used
     nodes = int(os.environ.get("WORLD_SIZE", devices)) // devices
+    if nodes == 1 and sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine needs no network, and may have none
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     # Each rank carries its own context state, so buffers are not broadcast.
     strategy = DDPStrategy(**_OWN_BUFFERS) if devices * nodes > 1 else "auto"

@@ -254,6 +254,8 @@ def _at(path: Path, settings: DataSettings, *, quiet: bool) -> ClassTasks:
     """Pictures of one's own at a path."""
     if not path.exists():
         raise UserError(f"{path} does not exist: give a Parquet file, a folder or a feature file that is there")
+    if not path.is_file() and not path.is_dir():
+        raise UserError(f"{path} is neither a file nor a folder: give a Parquet file, a folder or a feature file")
     return _own(path, settings, quiet=quiet)
 
 
