@@ -28,8 +28,8 @@ from metavrf.serve.worker import BusyError, Worker
 STATIC = Path(__file__).parent / "static"
 MOST_TASKS = 256  # held at a time
 LIFE = 3600.0  # seconds after its last use that a task is held
-MOST_WAITING = 128  # requests that compute or wait to
-MOST_OF_ONE = 64  # of them, those of one client
+MOST_WAITING = 64  # requests of one client that compute or wait to
+MOST_OF_ALL = 256  # of all clients
 
 Item = TypeVar("Item")
 ROWS = Field(fail_fast=True)  # one error is enough: a list of a million would block the server
@@ -154,7 +154,7 @@ def create_app(served: Served, hosts: Iterable[str] = ()) -> FastAPI:
     )  # the pages that show the interface would load scripts from other hosts
     app.add_middleware(Guard, hosts=list(hosts))
     store: Store[DrawingTask | CurveTask] = Store(MOST_TASKS, LIFE)
-    worker = Worker(MOST_WAITING, MOST_OF_ONE)
+    worker = Worker(MOST_OF_ALL, MOST_WAITING)
 
     def held(key: str, kind: type[Item]) -> Item:
         task = store.get(key)

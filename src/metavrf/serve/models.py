@@ -27,7 +27,8 @@ MOST_CLASSES = 50  # of a task
 MOST_PICTURES = 200  # of a task, or of a request to classify some
 MOST_POINTS = 100  # of a curve's task
 MOST_QUERIES = 1000  # points of a curve that are asked for at once
-MOST_PIXELS = 4_000_000  # of all pictures of a request, before they are decoded
+MOST_PIXELS = 4_000_000  # of a picture that is sent, before it is decoded
+MOST_IN_ALL = 20_000_000  # pixels of all pictures of a request
 GRID = 101  # inputs over which a kernel's frequency is taken
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -108,6 +109,10 @@ class Drawings:
         """Features ``[N, d]``."""
         return self.model.embed(torch.from_numpy(np.stack(pictures)))
 
+    def decode(self, picture: str | Rows, name: str) -> NDArray[np.uint8]:
+        """One picture ``[1, size, size]`` as the model was trained on."""
+        return self.decoded([(picture, name)])[0]
+
     def decoded(self, named: Sequence[tuple[str | Rows, str]]) -> list[NDArray[np.uint8]]:
         """Pictures ``[1, size, size]`` as the model was trained on, each with its name for errors.
 
@@ -115,16 +120,15 @@ class Drawings:
         many pixels, so that those of all pictures are counted before the first is decoded.
         """
         files = [(_png(picture, name) if isinstance(picture, str) else picture, name) for picture, name in named]
-        left = MOST_PIXELS
+        left = MOST_IN_ALL
         for picture, name in files:
             if isinstance(picture, bytes):
                 width, height = struct.unpack(">II", picture[16:24])
                 left -= width * height
+                if width * height > MOST_PIXELS:
+                    raise UserError(f"{name} has {width} x {height} pixels, more than {MOST_PIXELS:,}: make it smaller")
                 if left < 0:
-                    raise UserError(
-                        f"{name} has {width} x {height} pixels, with which a request has more than {MOST_PIXELS:,}: "
-                        "send smaller or fewer pictures"
-                    )
+                    raise UserError(f"the pictures have more than {MOST_IN_ALL:,} pixels in all: send smaller ones")
         return [
             self.preprocessing.decode(picture, name) if isinstance(picture, bytes) else self._rows(picture, name)
             for picture, name in files
