@@ -11,7 +11,9 @@ Without a model they take rows of numbers: a mixture of many kernels, weighted b
 from __future__ import annotations
 
 import copy
+import math
 import os
+import warnings
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +29,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from metavrf.episodes import Episodes
-from metavrf.errors import UserError
+from metavrf.errors import Caution, UserError
 from metavrf.files import PathLike, beside, read_json, read_tensors, write_atomically, write_json, write_tensors
 from metavrf.learners import measuring
 from metavrf.learners.base import Learner
@@ -42,6 +44,7 @@ from metavrf.randomness import stream
 from metavrf.schema import check_shape
 
 ESTIMATOR_FILE, SUPPORT_FILE = "estimator.json", "support.safetensors"
+EXTREME, EXTREME_OF_MODELS = 1e100, 1e15  # whose squares double and single precision still hold
 FOLDER = (ESTIMATOR_FILE, SUPPORT_FILE, "config.toml", "data.json", "model.safetensors", MANIFEST)
 _SHAPE = {
     "kind": str,
@@ -282,6 +285,11 @@ class _FewShot(BaseEstimator):  # type: ignore[misc]
         return self._of_table(validate_data(self, X, reset=reset, dtype=np.float64))
 
     def _of_table(self, table: NDArray[Any]) -> Tensor:
+        limit = EXTREME if self.model_ is None else EXTREME_OF_MODELS
+        size = np.abs(table).max(initial=0.0)
+        if size > limit or 0 < size < 1 / limit:
+            advice = f"beyond what can be told apart (1e±{math.log10(limit):.0f}): rescale X"
+            warnings.warn(f"X holds numbers as large as {size:.3g}, {advice}", Caution, stacklevel=4)
         return torch.tensor(table) if self.model_ is None else self.model_.of_table(table)
 
     @torch.no_grad()

@@ -182,6 +182,20 @@ def leave_one_out(gram: Tensor, targets: Tensor, lam: Tensor) -> Tensor:
     return targets - inverse @ targets / inverse.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
 
 
+def contradiction(x: Tensor, y: Tensor) -> Tensor | None:
+    """By how much targets ``y [T, S, p]`` at the very same ``x [T, S, d]`` differ: their variance ``[T]``.
+
+    It is pooled over all such samples, and the largest of the outputs'. None where no two samples are at one place.
+    """
+    same = (x.unsqueeze(2) == x.unsqueeze(1)).all(-1).to(y)  # [T, S, S]
+    count = same.sum(-1, keepdim=True)
+    if not bool((count > 1).any()):
+        return None
+    squares = (y - same @ y / count).square().sum(1)  # [T, p]
+    freedom = (1 - 1 / count).sum(1)  # [T, 1]
+    return (squares / freedom.clamp_min(torch.finfo(y.dtype).tiny)).amax(-1)
+
+
 def kernel_of(phi: Tensor, samples: int) -> Tensor:
     """K | K̃ ``[..., S, S + Q]``: of the first ``samples`` of ``phi [..., S + Q, D]`` with all, in double precision."""
     kernel: Tensor = _Kernel.apply(phi, samples)

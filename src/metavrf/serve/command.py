@@ -42,8 +42,10 @@ class Serve(Plugins):
     def run(self) -> None:
         """Load the models, listen, serve until interrupted."""
         try:
+            import uvicorn
+
             from metavrf.serve.app import create_app
-            from metavrf.serve.protocol import server
+            from metavrf.serve.protocol import configured
         except ModuleNotFoundError as error:
             if error.name is not None and error.name.partition(".")[0] == "metavrf":
                 raise
@@ -60,7 +62,7 @@ class Serve(Plugins):
                 print(f"metavrf: {word}", file=sys.stderr, flush=True)
             if self.open:
                 open_browser(address)
-            server(app).run(sockets=[listener])
+            uvicorn.Server(configured(app)).run(sockets=[listener])
 
     def served(self) -> Served:
         """The models, warmed up: the first request waits no longer than others."""

@@ -48,7 +48,6 @@ class Impatient(H11Protocol):
             self.transport.close()
 
 
-def server(app: Any, log_level: str = "warning") -> uvicorn.Server:
-    """A server of the application; it listens where ``run(sockets=...)`` says."""
-    config = uvicorn.Config(app, http=Impatient, log_level=log_level, access_log=False, server_header=False, ws="none")
-    return uvicorn.Server(config)
+def configured(app: Any, log_level: str = "warning") -> uvicorn.Config:
+    """How the application is served."""
+    return uvicorn.Config(app, http=Impatient, log_level=log_level, access_log=False, server_header=False, ws="none")
