@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from metavrf.errors import UserError
+from metavrf.memory import check_room
 
 
 class Ridge(NamedTuple):
@@ -187,6 +188,8 @@ def contradiction(x: Tensor, y: Tensor) -> Tensor | None:
 
     It is pooled over all such samples, and the largest of the outputs'. None where no two samples are at one place.
     """
+    tasks, samples, features = x.shape
+    check_room(tasks * samples**2 * features, f"{tasks:,} tasks of {samples:,} support samples")
     same = (x.unsqueeze(2) == x.unsqueeze(1)).all(-1).to(y)  # [T, S, S]
     count = same.sum(-1, keepdim=True)
     if not bool((count > 1).any()):
