@@ -89,7 +89,8 @@ async def _post(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, value: Any
 ) -> tuple[int, dict[str, Any], float]:
     body = json.dumps(value).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    lines = ["Host: 127.0.0.1", "Content-Type: application/json", f"Content-Length: {len(body)}", "", ""]
+    head = f"POST {path} HTTP/1.1\r\n" + "\r\n".join(lines)
     began = time.monotonic()
     writer.write(head.encode() + body)
     await writer.drain()

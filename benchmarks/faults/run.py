@@ -34,17 +34,14 @@ def main() -> None:
         "lines": lines.campaign,
         "clients": lambda folder: clients.campaign(folder, asked.clients, asked.seconds),
     }
-    found = json.loads(asked.save.read_text()) if asked.save.exists() else {}
     for name in asked.only:
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             result = parts[name](Path(folder))
-        found[name] = result | {
-            "took_seconds": round(time.monotonic() - began, 1),
-            "provenance": provenance(asked.seed),
-        }
+        result |= {"took_seconds": round(time.monotonic() - began, 1), "provenance": provenance(asked.seed)}
         print(f"{name}: {json.dumps({k: v for k, v in result.items() if k != 'by_kind'})}", flush=True)
-        write_json(asked.save, found)
+        kept = json.loads(asked.save.read_text()) if asked.save.exists() else {}  # of the other parts
+        write_json(asked.save, kept | {name: result})
 
 
 if __name__ == "__main__":
