@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 OUT ?= bench
 
-.PHONY: demo test lint docs bench bench-peers clean
+.PHONY: demo test lint docs bench bench-peers faults audit clean
 
 demo: $(READY)
 	$(BIN)/metavrf demo
@@ -31,6 +31,13 @@ bench: $(READY)
 bench-peers: $(READY)
 	mkdir -p $(OUT)
 	$(BIN)/python benchmarks/peers/measure.py --save $(OUT)/peers.json --chart $(OUT)/peers.png
+
+faults: $(READY)
+	$(BIN)/python benchmarks/faults/run.py --save results/faults.json
+
+audit: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check pip-audit || true
+	$(BIN)/python benchmarks/audit.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "metavrf needs Python 3.11 or newer: make PYTHON=...")'

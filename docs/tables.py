@@ -475,6 +475,30 @@ def models_functions() -> Rows:
 # Pages
 
 
+@table("faults")
+def faults() -> Rows:
+    found = result("faults")
+    killed, changed, lines = found["kills"], found["mutations"], found["lines"]
+    rows: Rows = [["`make faults`", "tried", "went wrong"]]
+    rows.append(
+        ["kills around writes", f"{killed['kills']:,}", f"{killed['lost']} lost, {killed['different']} different"]
+    )
+    rows.append(
+        [
+            "changed files",
+            f"{changed['mutations']:,}",
+            f"{changed['different']} different, {changed['traceback']} tracebacks",
+        ]
+    )
+    rows.append(["odd command lines", f"{lines['lines']:,}", str(lines["wrong"])])
+    served = found["clients"]
+    load = f"{served['clients']} clients, {served['seconds']:.0f} s, {served['requests']:,} requests"
+    rows.append(
+        [load, f"median {served['median_seconds']:.2f} s, 99 % in {served['p99_seconds']:.2f} s", f"{served['errors']}"]
+    )
+    return rows
+
+
 def rendered(rows: Rows) -> str:
     """A table in Markdown."""
     head, *lines = rows
