@@ -477,26 +477,18 @@ def models_functions() -> Rows:
 
 @table("faults")
 def faults() -> Rows:
+    """What the campaign against faults found."""
     found = result("faults")
-    killed, changed, lines = found["kills"], found["mutations"], found["lines"]
-    rows: Rows = [["`make faults`", "tried", "went wrong"]]
-    rows.append(
-        ["kills around writes", f"{killed['kills']:,}", f"{killed['lost']} lost, {killed['different']} different"]
-    )
-    rows.append(
-        [
-            "changed files",
-            f"{changed['mutations']:,}",
-            f"{changed['different']} different, {changed['traceback']} tracebacks",
-        ]
-    )
-    rows.append(["odd command lines", f"{lines['lines']:,}", str(lines["wrong"])])
-    served = found["clients"]
-    load = f"{served['clients']} clients, {served['seconds']:.0f} s, {served['requests']:,} requests"
-    rows.append(
-        [load, f"median {served['median_seconds']:.2f} s, 99 % in {served['p99_seconds']:.2f} s", f"{served['errors']}"]
-    )
-    return rows
+    killed, changed, lines, served = (found[part] for part in ("kills", "mutations", "lines", "clients"))
+    times = f"median {served['median_seconds']:.2f} s, 99 % within {served['p99_seconds']:.2f} s"
+    asked = f"{served['clients']} clients for {served['seconds']:.0f} s"
+    return [
+        ["`make faults`", "tried", "went wrong"],
+        ["kills around writes", f"{killed['kills']:,}", f"{killed['lost']} lost, {killed['different']} different"],
+        ["changed files", f"{changed['mutations']:,}", f"{changed['different']} unnoticed"],
+        ["odd command lines", f"{lines['lines']:,}", f"{lines['wrong']} without a sentence"],
+        [asked, f"{served['requests']:,} requests; {times}", f"{served['errors']} errors"],
+    ]
 
 
 def rendered(rows: Rows) -> str:
