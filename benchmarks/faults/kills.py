@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,8 +85,8 @@ def said(path: Path) -> str:
     return "\n".join(parts)
 
 
-def campaign(folder: Path, count: int, seed: int = 0) -> dict[str, Any]:
-    """Kill trainings, resumed trainings and saves; ``count`` kills in all."""
+def campaign(folder: Path, count: int, seed: int = 0, end: float = math.inf) -> dict[str, Any]:
+    """Kill trainings, resumed trainings and saves; ``count`` kills in all, or as many as there is time for."""
     draw = random.Random(seed)
     whole, broken, saved = folder / "whole", folder / "broken", folder / "saved"
     code, moments = in_child(lambda: start(whole))
@@ -94,7 +96,7 @@ def campaign(folder: Path, count: int, seed: int = 0) -> dict[str, Any]:
     code, of_saving = in_child(lambda: fitted(NEW).save(folder / "other"))
     assert code == 0
     found = {"kills": 0, "trainings": 0, "saves": 0, "lost": 0, "different": 0, "left_behind": 0}
-    while found["kills"] < count:
+    while found["kills"] < count and time.monotonic() < end:
         if draw.random() < 0.25:
             found["saves"] += 1
             found["kills"] += in_child(lambda: fitted(NEW).save(saved), draw.randint(1, of_saving + 1))[0] < 0

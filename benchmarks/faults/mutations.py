@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
+import time
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -72,14 +74,16 @@ MUTATIONS = (flip_bit, change_byte, change_digit, cut, drop_block, insert_block,
 MUTATIONS = (*MUTATIONS, flip_bit, change_byte, change_digit, empty)  # the smallest changes are the hardest to see
 
 
-def campaign(folder: Path, count: int, seed: int = 0) -> dict[str, Any]:
-    """Read each kind after ``count`` changes in all; what came of them, by kind."""
+def campaign(folder: Path, count: int, seed: int = 0, end: float = math.inf) -> dict[str, Any]:
+    """Read each kind after ``count`` changes in all, or as many as there is time for; what came of them, by kind."""
     draw = random.Random(seed)
     kinds = make_all(folder)
     truth = {kind.name: kind.read() for kind in kinds}
     found: dict[str, Counter[str]] = {kind.name: Counter() for kind in kinds}
     examples: list[str] = []
     for number in range(count):
+        if time.monotonic() > end:
+            break
         kind = kinds[number % len(kinds)]
         outcome, what = one(kind, truth[kind.name], folder / "kept", draw)
         found[kind.name][outcome] += 1
@@ -87,7 +91,7 @@ def campaign(folder: Path, count: int, seed: int = 0) -> dict[str, Any]:
             examples.append(f"{kind.name}: {what}")
     total = sum(found.values(), Counter())
     return {
-        "mutations": count,
+        "mutations": total.total(),
         "refused": total["refused"],
         "same": total["same"],
         "different": total["different"],

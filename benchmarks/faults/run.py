@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 import time
@@ -27,11 +28,16 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="of each part; then it stops where it is")
     asked = parser.parse_args()
+
+    def ends() -> float:
+        return time.monotonic() + 60 * asked.minutes
+
     parts: dict[str, Callable[[Path], dict[str, Any]]] = {
-        "kills": lambda folder: kills.campaign(folder, asked.kills, asked.seed),
-        "mutations": lambda folder: mutations.campaign(folder, asked.mutations, asked.seed),
-        "lines": lines.campaign,
+        "kills": lambda folder: kills.campaign(folder, asked.kills, asked.seed, ends()),
+        "mutations": lambda folder: mutations.campaign(folder, asked.mutations, asked.seed, ends()),
+        "lines": lambda folder: lines.campaign(folder, end=ends()),
         "clients": lambda folder: clients.campaign(folder, asked.clients, asked.seconds),
     }
     for name in asked.only:
