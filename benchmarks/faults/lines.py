@@ -73,7 +73,7 @@ def table() -> list[list[str]]:
 
 
 def campaign(folder: Path, every: int = 1, end: float = math.inf) -> dict[str, Any]:
-    """Run each ``every``-th line, while there is time; those that end in anything but success or one sentence are named."""
+    """Run each ``every``-th line while there is time; names those that end in neither success nor one sentence."""
     wrong, tried = [], 0
     for number, line in enumerate(table()[::every]):
         if time.monotonic() > end:

@@ -49,7 +49,7 @@ FOLDER = (ESTIMATOR_FILE, SUPPORT_FILE, "config.toml", "data.json", "model.safet
 _SHAPE = {
     "kind": str,
     "pretrained": bool,
-    "parameters": {"bases": (int, None), "ridge": (float, None), "random_state": (int, None)},
+    "parameters": {"bases?": (int, None), "ridge?": (float, None), "random_state?": (int, None)},
     "fitted": {"n_features_in_?": int, "feature_names_in_?": [Any]},
     "seed?": int,
 }

@@ -123,7 +123,14 @@ def test_a_file_of_another_shape_is_one_sentence(
 
 @pytest.mark.parametrize(
     "change",
-    [{"fitted": 5}, {"classes": [[1]]}, {"parameters": {}}, {"pretrained": "no"}, {"dtype": 3}, {"leave_one_out": []}],
+    [
+        {"fitted": 5},
+        {"classes": [[1]]},
+        {"parameters": {"bases": "x"}},
+        {"pretrained": "no"},
+        {"dtype": 3},
+        {"leave_one_out": []},
+    ],
 )
 def test_a_fitted_model_of_another_shape_is_one_sentence(change: dict[str, object], tmp_path: Path) -> None:
     folder = MetaVRFClassifier().fit([[0.0], [1.0]], ["a", "b"]).save(tmp_path / "model")
