@@ -477,18 +477,21 @@ def models_functions() -> Rows:
 
 @table("faults")
 def faults() -> Rows:
-    """What the campaign against faults found."""
-    found = result("faults")
-    killed, changed, lines, served = (found[part] for part in ("kills", "mutations", "lines", "clients"))
-    times = f"median {served['median_seconds']:.2f} s, 99 % within {served['p99_seconds']:.2f} s"
-    asked = f"{served['clients']} clients for {served['seconds']:.0f} s"
-    return [
-        ["`make faults`", "tried", "went wrong"],
-        ["kills around writes", f"{killed['kills']:,}", f"{killed['lost']} lost, {killed['different']} different"],
-        ["changed files", f"{changed['mutations']:,}", f"{changed['different']} unnoticed"],
-        ["odd command lines", f"{lines['lines']:,}", f"{lines['wrong']} without a sentence"],
-        [asked, f"{served['requests']:,} requests; {times}", f"{served['errors']} errors"],
-    ]
+    """What the campaign against faults found; parts that were not run are left out."""
+    found, rows = result("faults"), [["part", "tried", "went wrong"]]
+    if part := found.get("kills"):
+        wrong = f"{part['lost']} lost, {part['different']} different"
+        rows.append(["kills around writes", f"{part['kills']:,}", wrong])
+    if part := found.get("mutations"):
+        wrong = f"{part['different']} unnoticed, {part['traceback']} tracebacks"
+        rows.append(["changed files", f"{part['mutations']:,}", wrong])
+    if part := found.get("lines"):
+        rows.append(["odd command lines", f"{part['lines']:,}", f"{part['wrong']} without a sentence"])
+    if part := found.get("clients"):
+        times = f"median {part['median_seconds']:.2f} s, 99 % within {part['p99_seconds']:.2f} s"
+        asked = f"{part['clients']} clients for {part['seconds']:.0f} s"
+        rows.append([asked, f"{part['requests']:,} requests; {times}", f"{part['errors']} errors"])
+    return rows
 
 
 def rendered(rows: Rows) -> str:
