@@ -178,6 +178,8 @@ def exit_code(arguments: list[str]) -> int:
     try:
         if not arguments:
             raise UserError(f"give a command: {', '.join(COMMANDS)}; 'metavrf --help' says what they do")
+        if any("\0" in argument for argument in arguments):
+            raise UserError("an argument holds a null character, which no name has")
         if arguments[0].startswith(COMPLETION):
             print_completion(arguments)
             return 0
