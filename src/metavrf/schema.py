@@ -13,7 +13,13 @@ from typing import Any
 from metavrf.errors import UserError
 
 NUMBER = (int, float)
-_WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "an object"}
+_WORDS: dict[Any, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+}
 _WORDS |= {list: "a list", None: "nothing"}
 
 

@@ -45,9 +45,24 @@ from metavrf.spec import TaskSpec
 
 SHIPPED = Path(__file__).parent.parent / "models"
 CHECKPOINTS = 3  # that are kept of a run which has not ended
-_RESULT = {"task": str, "steps": int, "best_step": int, "validation": {str: float}, "seed": int, "train_seconds": float}
+_RESULT: dict[str, Any] = {
+    "task": str,
+    "steps": int,
+    "best_step": int,
+    "validation": {str: float},
+    "seed": int,
+    "train_seconds": float,
+}
 _RESULT |= {"command?": str, "commit?": (str, None)}
-_TEST = {"metric": str, "mean": float, "ci95": float, "tasks": int, "nll": float, "protocol": str, "seed": int}
+_TEST: dict[str, Any] = {
+    "metric": str,
+    "mean": float,
+    "ci95": float,
+    "tasks": int,
+    "nll": float,
+    "protocol": str,
+    "seed": int,
+}
 _TEST |= {"shot?": (int, None), "way?": int, "query?": int, "ece?": float, "coverage90?": float, "views?": str}
 _TEST |= {"adaptivity?": dict}
 _CARD = {
