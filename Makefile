@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 OUT ?= bench
 REPORT ?= reproduction
 
-.PHONY: demo test lint docs bench bench-peers reproduce-quick clean
+.PHONY: demo test lint docs bench bench-peers reproduce-quick faults audit clean
 
 demo: $(READY)
 	$(BIN)/metavrf demo
@@ -35,6 +35,13 @@ bench-peers: $(READY)
 
 reproduce-quick: $(READY)
 	$(BIN)/metavrf reproduce sine-figure omniglot-table --budget minutes --jobs 2 --out $(REPORT)
+
+faults: $(READY)
+	$(BIN)/python benchmarks/faults/run.py --save results/faults.json
+
+audit: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check pip-audit || true
+	$(BIN)/python benchmarks/audit.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "metavrf needs Python 3.11 or newer: make PYTHON=...")'

@@ -533,6 +533,25 @@ def _by_rank(rows: Sequence[Result]) -> list[Result]:
 # Pages
 
 
+@table("faults")
+def faults() -> Rows:
+    """What the campaign against faults found; parts that were not run are left out."""
+    found, rows = result("faults"), [["part", "tried", "went wrong"]]
+    if part := found.get("kills"):
+        wrong = f"{part['lost']} lost, {part['different']} different"
+        rows.append(["kills around writes", f"{part['kills']:,}", wrong])
+    if part := found.get("mutations"):
+        wrong = f"{part['different']} unnoticed, {part['traceback']} tracebacks"
+        rows.append(["changed files", f"{part['mutations']:,}", wrong])
+    if part := found.get("lines"):
+        rows.append(["odd command lines", f"{part['lines']:,}", f"{part['wrong']} without a sentence"])
+    if part := found.get("clients"):
+        times = f"median {part['median_seconds']:.2f} s, 99 % within {part['p99_seconds']:.2f} s"
+        asked = f"{part['clients']} clients for {part['seconds']:.0f} s"
+        rows.append([asked, f"{part['requests']:,} requests; {times}", f"{part['errors']} errors"])
+    return rows
+
+
 def rendered(rows: Rows) -> str:
     """A table in Markdown."""
     head, *lines = rows

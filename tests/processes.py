@@ -54,7 +54,15 @@ TINY_OPTIONS: dict[str, Any] = {
 }
 OF_METAVRF = ("components", "context", "context_inputs", "kl_weight", "guards")
 TINY_KERNEL_OPTIONS = {name: value for name, value in TINY_OPTIONS.items() if name not in OF_METAVRF}  # of rff, shared
-DOCUMENTED = {"config.toml", "data.json", "model.safetensors", "state.safetensors", "metrics.jsonl", "result.json"}
+DOCUMENTED = {
+    "config.toml",
+    "data.json",
+    "manifest.json",
+    "model.safetensors",
+    "state.safetensors",
+    "metrics.jsonl",
+    "result.json",
+}
 
 # A fork server imports torch once; each command then starts in milliseconds, in a process as real as any other.
 _server = multiprocessing.get_context("forkserver")

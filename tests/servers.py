@@ -18,6 +18,7 @@ import metavrf
 from metavrf.serve.app import Served, create_app
 from metavrf.serve.command import listen
 from metavrf.serve.models import Curves
+from metavrf.serve.protocol import configured
 
 JSON = {"Content-Type": "application/json"}
 
@@ -79,8 +80,7 @@ class Server:
 def running(served: Served, hosts: tuple[str, ...] = ()) -> Iterator[Server]:
     """A server, until the block ends."""
     listener = listen("127.0.0.1", 0)
-    config = uvicorn.Config(create_app(served, hosts), log_level="critical", access_log=False, ws="none")
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(configured(create_app(served, hosts), log_level="critical"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     end = time.monotonic() + 60

@@ -18,6 +18,8 @@ ORDER: tuple[tuple[str, ...], ...] = (
         "registry",
         "settings",
         "files",
+        "manifest",
+        "schema",
         "episodes",
         "spec",
         "protocol",

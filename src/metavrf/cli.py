@@ -9,11 +9,12 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple, Union
 
-from metavrf.errors import UserError
+from metavrf.errors import Caution, UserError, printable
 from metavrf.registry import unknown
 
 
@@ -44,6 +45,7 @@ COMMANDS = {
     "reproduce": Command("studies", "Reproduce", "Train, test and report the paper's tables and figures, and ours."),
     "study": Command("studies", "Reproduce", "The same as reproduce."),
 }
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "calculation overflowed")  # as PyTorch says it
 COMPLETION = "--tyro-print-completion"
 DESCRIPTION = "Few-shot learning with kernels inferred for each task (MetaVRF, ICML 2020)."
 
@@ -126,7 +128,18 @@ def is_first_process() -> bool:
 def say(sentence: str) -> None:
     """One sentence on standard error, from one process of a run."""
     if is_first_process():
-        print(f"metavrf: {sentence}", file=sys.stderr)
+        print(f"metavrf: {printable(sentence)}", file=sys.stderr)
+
+
+def _say_warning(message: Warning | str, category: type[Warning], *rest: Any, **options: Any) -> None:
+    """A warning of ours as a sentence; those of libraries as ever."""
+    if issubclass(category, Caution):
+        say(str(message))
+    else:
+        _show_warning(message, category, *rest, **options)
+
+
+_show_warning = warnings.showwarning
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -142,6 +155,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(code)
 
 
+@contextlib.contextmanager
+def _memory_errors() -> Iterator[None]:
+    """What PyTorch cannot allocate is one sentence."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
+            advice = "ask for fewer tasks, samples, bases or kernels at a time"
+            raise UserError(f"there is not enough memory for this: {advice}") from error
+        raise
+
+
 def exit_code(arguments: list[str]) -> int:
     """Run the command; what it ends with."""
     if arguments == ["--version"]:
@@ -152,16 +177,20 @@ def exit_code(arguments: list[str]) -> int:
     if arguments in (["--help"], ["-h"]):
         print(overview())
         return 0
+    warnings.showwarning = _say_warning
     try:
         if not arguments:
             raise UserError(f"give a command: {', '.join(COMMANDS)}; 'metavrf --help' says what they do")
+        if any("\0" in argument for argument in arguments):
+            raise UserError("an argument holds a null character, which no name has")
         if arguments[0].startswith(COMPLETION):
             print_completion(arguments)
             return 0
         from metavrf.memory import keep_freed_memory
 
         keep_freed_memory()
-        parse(arguments).run()
+        with _memory_errors():
+            parse(arguments).run()
     except UserError as error:
         say(str(error))
         return 2

@@ -73,7 +73,7 @@ class TrainingSettings:
     """Stop early after this many validations without a better one; 0 for never."""
     devices: Count = 1
     """Processes that share each batch of tasks."""
-    threads: Natural = 0
+    threads: Annotated[int, Range(least=0, below=1025)] = 0
     """CPU threads per process; 0 for PyTorch's own choice. Functions take 1: their steps are small."""
     tensorboard: bool = False
     """Also write TensorBoard files (needs the extra 'tensorboard')."""

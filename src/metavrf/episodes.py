@@ -71,7 +71,7 @@ class Episodes:
                 array = torch.as_tensor(values, dtype=torch.float32)
             except (TypeError, ValueError, RuntimeError) as error:
                 raise UserError(f"{name} is not an array of numbers ({error})") from error
-            return array.reshape(1, len(array), -1) if array.ndim in (1, 2) else array
+            return (array if array.ndim > 1 else array.unsqueeze(-1)).unsqueeze(0) if array.ndim in (1, 2) else array
 
         return cls(batch("support_x", support_x), batch("support_y", support_y), batch("query_x", query_x))
 

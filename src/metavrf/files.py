@@ -1,11 +1,19 @@
-"""Files that survive a crash: each is written beside its place and renamed into it. Nothing here is a pickle."""
+"""Files that survive a crash: each is written beside its place and renamed into it. Nothing here is a pickle.
+
+A safetensors file carries the SHA-256 sum of its tensors and metadata, which is compared when it is read.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import glob
+import hashlib
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,17 +26,26 @@ from torch import Tensor
 from metavrf.errors import UserError
 
 PathLike = str | os.PathLike[str]
+STALE_SECONDS = 86_400  # after which a temporary file is taken for one that a killed process left
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
+SUM_KEY = "sha256"
 METADATA_KEY = "metavrf"  # one key: the order of several is random in the file, and equal runs should be equal bytes
 
 
-def write_atomically(path: Path, data: bytes | str) -> None:
-    """Replace ``path`` by ``data`` in one step: after a crash the file holds the old or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.tmp")  # one name: what a killed run left is overwritten, not collected
+def write_atomically(path: Path, data: bytes | str, ready: Callable[[], None] | None = None) -> None:
+    """Replace ``path`` by ``data`` in one step: after a crash the file holds the old or the new, never a part.
+
+    ``ready`` is called once the data is on the disk, before it takes its place.
+    """
+    temporary = _unique(path)
     try:
-        with temporary.open("wb") as file:
+        _sweep(path)
+        with temporary.open("xb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
+        if ready is not None:
+            ready()
         temporary.replace(path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}; what was there before is unharmed") from error
@@ -37,19 +54,36 @@ def write_atomically(path: Path, data: bytes | str) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def second_name(path: Path, other: Path) -> None:
+    """Give a file another name too, in place of what has it; where files have one name only, move it there."""
+    linked = _unique(other)
+    try:
+        linked.hardlink_to(path)
+    except OSError:
+        linked = path
+    linked.replace(other)
+
+
 @contextmanager
-def beside(folder: Path) -> Iterator[Path]:
-    """A new folder beside ``folder`` that takes its place in the end; where anything fails, it is removed."""
+def beside(folder: Path, replacing: Collection[str] = ()) -> Iterator[Path]:
+    """A new folder beside ``folder`` that takes its place in the end; where anything fails, it is removed.
+
+    What is there must be empty, or hold no other files than those named in ``replacing``.
+    """
     folder = folder.absolute()
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    unfinished = _unique(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        if folder.is_dir() and any(folder.iterdir()):
+        _sweep(folder)
+        if folder.is_dir() and any(entry.name not in replacing for entry in folder.iterdir()):
             raise UserError(f"{folder} is not empty: choose another folder")
         unfinished.mkdir()
         yield unfinished
-        if folder.is_dir():  # and empty; it stays the same folder, as someone may stand in it
-            for file in unfinished.iterdir():
+        if folder.is_dir() and any(folder.iterdir()):
+            _exchange(unfinished, folder)
+        elif folder.is_dir():  # and empty; it stays the same folder, as someone may stand in it
+            # The manifest goes first: a folder that lacks what its manifest names is not taken for a whole one.
+            for file in sorted(unfinished.iterdir(), key=lambda file: file.name != "manifest.json"):
                 file.replace(folder / file.name)
         else:
             unfinished.replace(folder)
@@ -59,9 +93,41 @@ def beside(folder: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
+def _exchange(new: Path, old: Path) -> None:
+    """Let two folders change places in one step; where the system cannot, in two."""
+    try:
+        at_once = ctypes.CDLL(None, use_errno=True).renameat2
+        if at_once(_HERE, os.fsencode(new), _HERE, os.fsencode(old), _EXCHANGE) == 0:
+            return
+    except (OSError, AttributeError, TypeError):  # not Linux
+        pass
+    aside = _unique(old)
+    old.replace(aside)
+    new.replace(old)
+    aside.replace(new)
+
+
+def _unique(path: Path) -> Path:
+    """A name beside ``path`` that no other process, thread or run writes to."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed processes left half written beside ``path``."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as readable JSON, atomically."""
-    write_atomically(path, json.dumps(value, indent=2) + "\n")
+    write_atomically(path, as_json(value))
+
+
+def as_json(value: Any) -> str:
+    """The text of a JSON file."""
+    return json.dumps(value, indent=2) + "\n"
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
@@ -73,19 +139,22 @@ def read_metadata(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged or was not written by metavrf ({error})") from error
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and metadata of a safetensors file that a run wrote."""
+def read_tensors(path: Path, *, verify: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and metadata of a safetensors file that a run wrote; ``verify`` compares their sum, if it has one."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-            metadata = json.loads((file.metadata() or {})[METADATA_KEY])
-            return tensors, metadata
+            metadata = dict(json.loads((file.metadata() or {})[METADATA_KEY]))
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist") from error
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged or not a safetensors file ({error})") from error
-    except (KeyError, json.JSONDecodeError) as error:
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path} was not written by metavrf: its metadata has no {METADATA_KEY!r}") from error
+    expected = metadata.pop(SUM_KEY, None)
+    if verify and expected is not None and expected != _sum(tensors, metadata):
+        raise UserError(f"{path} is damaged or was changed: its SHA-256 sum is not the one it was written with")
+    return tensors, metadata
 
 
 def read_json(path: Path, advice: str) -> dict[str, Any] | None:
@@ -94,14 +163,29 @@ def read_json(path: Path, advice: str) -> dict[str, Any] | None:
         return None
     try:
         return dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}): {advice}") from error
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Write a safetensors file with metadata, atomically."""
+    write_atomically(path, tensors_as_bytes(tensors, metadata))
+
+
+def tensors_as_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> bytes:
+    """A safetensors file with metadata and the sum of both."""
     on_cpu = {name: tensor.detach().to("cpu", copy=False).contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, save(on_cpu, {METADATA_KEY: json.dumps(dict(metadata), sort_keys=True)}))
+    summed = dict(metadata) | {SUM_KEY: _sum(on_cpu, metadata)}
+    return save(on_cpu, {METADATA_KEY: json.dumps(summed, sort_keys=True)})
+
+
+def _sum(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
+    """SHA-256 of names, types, shapes, values and metadata."""
+    digest = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+    return digest.hexdigest()
 
 
 def load_weights(module: torch.nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
@@ -115,6 +199,8 @@ def load_weights(module: torch.nn.Module, tensors: Mapping[str, Tensor], where: 
                 f"{where} does not belong to this configuration: {name!r} is {tuple(tensor.shape)}, "
                 f"not {tuple(own[name].shape)}"
             )
+        if tensor.dtype != own[name].dtype and not (tensor.is_floating_point() and own[name].is_floating_point()):
+            raise UserError(f"{where} is damaged: {name!r} is {tensor.dtype}, not {own[name].dtype}")
         if not torch.isfinite(tensor).all():
             raise UserError(f"{where} is damaged: {name!r} holds NaN or infinity")
     module.load_state_dict(dict(tensors))

@@ -7,9 +7,9 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from metavrf.errors import UserError
+from metavrf.errors import UserError, printable
 
 if TYPE_CHECKING:
     from metavrf.model import TrainedModel
@@ -81,7 +81,7 @@ def print_rows(rows: Sequence[Row], *, markdown: bool = False) -> None:
     """A comparison as a table."""
     title, header, lines = comparison_table(rows)
     if markdown:
-        print(markdown_table(title, header, lines))
+        show(markdown_table(title, header, lines))
     else:
         print_table(header, lines, title)
 
@@ -146,6 +146,11 @@ def markdown_table(title: str, header: Sequence[str], lines: Sequence[Sequence[s
     return "\n".join(["| " + " | ".join(cells) + " |" for cells in rows] + ["", f"{title}."])
 
 
+def show(text: str, file: TextIO | None = None) -> None:
+    """A text on standard output, or where it is to go; what only a terminal would read is spelt out."""
+    print(printable(text), file=file)
+
+
 def print_table(header: Sequence[str], lines: Sequence[Sequence[str]], title: str | None = None) -> None:
     """A table on standard output. Where it is wider than the screen, columns are left out, and named below it.
 
@@ -154,22 +159,25 @@ def print_table(header: Sequence[str], lines: Sequence[Sequence[str]], title: st
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
+    header, lines = [printable(name) for name in header], [[printable(cell) for cell in line] for line in lines]
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(width=TABLE_WIDTH)
     kept, dropped = _columns_that_fit(header, lines, console.width)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for index in kept:
-        table.add_column(header[index], justify="right" if index else "left", no_wrap=len(kept) > 2)
+        table.add_column(Text(header[index]), justify="right" if index else "left", no_wrap=len(kept) > 2)
     for line in lines:
-        table.add_row(*(line[index] for index in kept))
+        table.add_row(*(Text(line[index]) for index in kept))  # names of a user may look like markup
     if title:
-        console.print(title, soft_wrap=True)
+        console.print(printable(title), soft_wrap=True, markup=False)
     console.print(table)
     if dropped:
         names = ", ".join(header[index] for index in dropped)
-        console.print(f"left out for want of width: {names} (--json and --save have them)", soft_wrap=True)
+        words = f"left out for want of width: {names} (--json and --save have them)"
+        console.print(words, soft_wrap=True, markup=False)
 
 
 def _columns_that_fit(header: Sequence[str], lines: Sequence[Sequence[str]], width: int) -> tuple[list[int], list[int]]:

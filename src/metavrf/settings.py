@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from metavrf.errors import UserError
 
 Views = Literal["one", "flip", "shift", "flip-shift"]
+LARGEST = 1e18
 _KINDS = {bool: "true or false", str: "a name", int: "a whole number", float: "a number"}
 
 
@@ -72,6 +73,8 @@ def _check(name: str, value: Any, kind: Any) -> None:
         raise UserError(f"{given} must be {_KINDS[kind]}")
     if kind is float and not math.isfinite(value):
         raise UserError(f"{given} must be finite")
+    if kind in (int, float) and abs(value) > LARGEST:
+        raise UserError(f"{given} is more than single precision can take: give at most {LARGEST:g}")
     for item in ranges:
         if wrong := item.refused(value):
             raise UserError(f"{given} {wrong}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,8 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metavrf.episodes import Episodes
-from metavrf.errors import UserError
+from metavrf.errors import Caution, UserError
+from metavrf.schema import check_shape
 
+_COLUMNS: dict[str, Any] = {"group": str, "inputs": [str], "targets": [str], "categories": {str: [str]}, "dropped": int}
+_COLUMNS |= {name: [float] for name in ("input_mean", "input_std", "target_mean", "target_std")}
+_SHAPE = {"inputs": [int], "targets": (int, None), "split": str, "sha256": str, "pretraining": str}
+_SHAPE |= {"classes": {str: [str]}, "embedder?": str, "pictures?": str}  # these and what follows are younger
+_SHAPE |= {"train_classes?": int, "columns?": (_COLUMNS, None)}
 _OF_EPISODES = ("way", "stream")  # kept with the settings, not with the data
 
 
@@ -123,8 +130,13 @@ class TaskSpec:
         return {name: value for name, value in asdict(self).items() if name not in _OF_EPISODES}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TaskSpec:
-        """What :meth:`to_dict` gave."""
+    def from_dict(cls, values: Mapping[str, Any], where: Path | str = "data.json") -> TaskSpec:
+        """What :meth:`to_dict` gave; ``where`` names the file in errors."""
+        check_shape(values, _SHAPE, where)
+        if strange := values.keys() - {name.removesuffix("?") for name in _SHAPE}:
+            raise UserError(f"{where} was not written by this version of metavrf: {sorted(strange)[0]!r} is unknown")
+        if not values["inputs"] or min(values["inputs"]) < 1 or (values["targets"] or 1) < 1:
+            raise UserError(f"{where} is damaged: its inputs or targets have no size")
         columns = values.get("columns")
         own = {"inputs": tuple(values["inputs"]), "columns": None if columns is None else Columns(**columns)}
         return cls(**{**values, **own})
@@ -136,7 +148,10 @@ class TaskSpec:
         return f"metavrf embed {self.pictures or 'DATA'}{by} --out {Path(task).name}"
 
     def check_same(self, trained: TaskSpec, task: str) -> None:
-        """Refuse to test on these what was ``trained`` on others: its test classes would not be new, or not alike."""
+        """Refuse to test on these what was ``trained`` on others: its test classes would not be new, or not alike.
+
+        Where the classes are the same but the data is not, a warning says so.
+        """
         if dict(self.classes) != dict(trained.classes):
             what = "classes" if trained.columns is None else "groups"
             raise UserError(f"the {what} of {task} are not those the run was split by: use the same data")
@@ -145,6 +160,13 @@ class TaskSpec:
         if unlike or (both_known and self.embedder != trained.embedder):
             own, others = (d._sample() for d in (self, trained))
             raise UserError(f"{task} holds samples of another kind ({own}) than the run was trained on ({others})")
+        if self.sha256 and trained.sha256 and self.sha256 != trained.sha256:
+            warnings.warn(
+                f"the data of {task} is not the data the run was trained on: its classes are, but its SHA-256 sum is "
+                "another, so figures may not be comparable",
+                Caution,
+                stacklevel=3,
+            )
 
     def _sample(self) -> str:
         """What a sample is, in words."""

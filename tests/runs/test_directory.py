@@ -15,7 +15,7 @@ import metavrf
 from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.files import load_weights, read_tensors, write_atomically
+from metavrf.files import load_weights, read_tensors, write_atomically, write_tensors
 from metavrf.runs.directory import Run
 from metavrf.runs.training import train
 from metavrf.spec import TaskSpec
@@ -91,6 +91,7 @@ def test_a_full_disk_while_resuming_leaves_the_old_model_and_checkpoint(tmp_path
     metavrf.train("sine", out=out, quiet=True, **TINY_OPTIONS)
     text = (out / "config.toml").read_text()
     (out / "config.toml").write_text(text.replace("iterations = 60", f"iterations = {longer[1]}"))
+    Run(out).seal()
     before = snapshot(out)
     done = run(["train", "--resume", "--out", str(out), "--quiet"], tmp_path / "log", before=DiskOf(50_000))
     assert done.code == 2
@@ -165,7 +166,8 @@ def test_the_settings_are_read_back_as_they_were_written(finished: Path) -> None
 
 def test_metrics_leave_out_a_last_line_cut_off_by_a_crash(copied: Path) -> None:
     run = Run(copied)
-    run.metrics_file.write_text(run.metrics_file.read_text()[:-30])
+    run.metrics_file.write_text(run.metrics_file.read_text()[:-30])  # as versions that appended to it left it
+    run.seal()
     assert [record["step"] for record in run.metrics()] == [20, 40]
 
 
@@ -239,6 +241,9 @@ def test_a_missing_run_is_one_sentence(tmp_path: Path) -> None:
 def test_a_run_without_a_model_is_one_sentence(copied: Path) -> None:
     (copied / "model.safetensors").unlink()
     sentence = refused(lambda: metavrf.evaluate(copied), copied)
+    assert sentence == f"{copied}/model.safetensors is missing, but manifest.json names it: take it from a copy"
+    Run(copied).seal()
+    sentence = refused(lambda: metavrf.evaluate(copied), copied)
     assert sentence == f"{copied} has no trained model yet: let its training reach a first validation"
 
 
@@ -246,6 +251,8 @@ def test_a_run_without_a_model_is_one_sentence(copied: Path) -> None:
 def test_a_truncated_model_is_one_sentence(size: int, copied: Path) -> None:
     file = copied / "model.safetensors"
     file.write_bytes(file.read_bytes()[:size])
+    assert "its SHA-256 sum is not the one in manifest.json" in refused(lambda: metavrf.load(copied), copied)
+    Run(copied).seal()
     sentence = refused(lambda: metavrf.load(copied), copied)
     assert sentence.startswith(f"{file} is damaged or not a safetensors file")
 
@@ -254,6 +261,7 @@ def test_a_truncated_model_is_one_sentence(size: int, copied: Path) -> None:
 def test_a_model_of_garbage_is_one_sentence(garbage: bytes, copied: Path) -> None:
     file = copied / "model.safetensors"
     file.write_bytes(garbage)
+    Run(copied).seal()
     sentence = refused(lambda: metavrf.load(copied), copied)
     assert sentence.startswith(f"{file} is damaged or not a safetensors file")
 
@@ -266,6 +274,7 @@ def test_a_model_that_is_a_directory_is_one_sentence(copied: Path) -> None:
 
 def test_a_model_with_other_names_is_one_sentence(copied: Path) -> None:
     save_file({"layer.weight": torch.zeros(3)}, copied / "model.safetensors")
+    Run(copied).seal()
     sentence = refused(lambda: metavrf.load(copied), copied)
     assert "model.safetensors was not written by metavrf" in sentence
 
@@ -322,6 +331,8 @@ def test_a_damaged_configuration_is_one_sentence(old: str, new: str, copied: Pat
     assert old in file.read_text()
     file.write_text(file.read_text().replace(old, new))
     assert str(file) in refused(lambda: metavrf.load(copied), copied)
+    Run(copied).seal()
+    assert str(file) in refused(lambda: metavrf.load(copied), copied)
     assert str(file) in refused(lambda: metavrf.train(out=copied, resume=True, quiet=True), copied)
 
 
@@ -359,21 +370,24 @@ def test_a_damaged_checkpoint_is_one_sentence(garbage: bytes, copied: Path) -> N
 def test_a_checkpoint_of_another_making_is_one_sentence(change: dict[str, torch.Tensor | None], copied: Path) -> None:
     file = copied / "config.toml"
     file.write_text(file.read_text().replace("iterations = 60", "iterations = 80"))
+    Run(copied).seal()
     tensors, metadata = read_tensors(copied / "state.safetensors")
     changed = {name: value for name, value in (tensors | change).items() if value is not None}
-    Run(copied).save_state(changed, metadata)
+    write_tensors(copied / "state.safetensors", changed, metadata)
     assert f"{copied}/state.safetensors" in refused(lambda: resume(copied), copied)
 
 
 @pytest.mark.parametrize("missing", ["step", "best", "best_step", "seconds", "cpu_seconds"])
 def test_a_checkpoint_without_its_metadata_is_one_sentence(missing: str, copied: Path) -> None:
     tensors, metadata = read_tensors(copied / "state.safetensors")
-    Run(copied).save_state(tensors, without(metadata, missing))
+    write_tensors(copied / "state.safetensors", tensors, without(metadata, missing))
     sentence = refused(lambda: resume(copied), copied)
     assert sentence == f"{copied}/state.safetensors is not a checkpoint of this version of metavrf ('{missing}')"
 
 
 def test_a_checkpoint_without_optimiser_state_is_refused(copied: Path) -> None:
     tensors, metadata = read_tensors(copied / "state.safetensors")
-    Run(copied).save_state({n: t for n, t in tensors.items() if not n.startswith("optimizer.")}, metadata)
+    write_tensors(
+        copied / "state.safetensors", {n: t for n, t in tensors.items() if not n.startswith("optimizer.")}, metadata
+    )
     assert "state.safetensors" in refused(lambda: resume(copied), copied)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from metavrf.commands.plugins import Plugins
+from metavrf.reports import show
 
 
 @dataclass
@@ -38,9 +39,9 @@ class Learners(Plugins):
         for entry in known:
             protocol = "transductive" if entry["transductive"] else "inductive"
             fixed = "" if entry["any_way"] else "; tested at the ways it was trained for"
-            print(f"{entry['name']}: {entry['what']}\n  {' and '.join(entry['tasks'])}; {protocol}{fixed}")
+            show(f"{entry['name']}: {entry['what']}\n  {' and '.join(entry['tasks'])}; {protocol}{fixed}")
             if entry["citation"]:
-                print(f"  cite: {entry['citation']}")
+                show(f"  cite: {entry['citation']}")
 
 
 @dataclass
@@ -66,10 +67,10 @@ class Data(Plugins):
             print(json.dumps({"sets": sets}))
             return
         for entry in sets:
-            print(f"{entry['name']}: {entry['contents']}")
+            show(f"{entry['name']}: {entry['contents']}")
             for file, where in entry["files"].items():
-                print(f"  {file}: {where or 'missing'}")
+                show(f"  {file}: {where or 'missing'}")
             if "classes" in entry:
                 parts = (f"{part} {count} ({entry['images'][part]:,})" for part, count in entry["classes"].items())
-                print(f"  classes (images): {', '.join(parts)}")
-            print(f"  splits: {', '.join(entry['splits'])}\n  licence: {entry['licence']}\n  cite: {entry['citation']}")
+                show(f"  classes (images): {', '.join(parts)}")
+            show(f"  splits: {', '.join(entry['splits'])}\n  licence: {entry['licence']}\n  cite: {entry['citation']}")

@@ -15,7 +15,7 @@ from tyro.conf import Positional, arg
 from metavrf.commands.curves import is_of_curves, predict_curves
 from metavrf.commands.plugins import Plugins
 from metavrf.errors import UserError
-from metavrf.reports import print_table
+from metavrf.reports import print_table, show
 from metavrf.tables import COLUMNS_FILE, is_table
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Fit(Plugins):
             print(json.dumps(values))
             return
         few, many = min(shots), max(shots)
-        print(f"model: {name}; {why}")
+        show(f"model: {name}; {why}")
         print(f"{len(shots)} classes, {few if few == many else f'{few} to {many}'} pictures each, {sum(shots)} in all")
         if expected.accuracy is None:
             print("leave-one-out accuracy: not known, as every class has one picture; give a second one to some")
@@ -85,7 +85,7 @@ class Fit(Plugins):
                 f"leave-one-out accuracy: {expected.accuracy:.1f} % of {expected.tested} pictures, each by the others"
             )
         print(f"'{NOT_SURE}' below a probability of {expected.threshold:.2f}")
-        print(f"use it with: metavrf predict {self.out} PICTURE ...")
+        show(f"use it with: metavrf predict {self.out} PICTURE ...")
 
     def _fit_table(self) -> None:
         from metavrf.commands.tables import fit_table, print_fit
@@ -220,7 +220,7 @@ class Export(Plugins):
         if self.json:
             print(json.dumps(described))
             return
-        print(f"{self.out}: {described['input']} as {described['shape']} in, {' and '.join(described['outputs'])} out")
+        show(f"{self.out}: {described['input']} as {described['shape']} in, {' and '.join(described['outputs'])} out")
         if described.get("ink_is_bright"):
             print("ink must be bright on black: invert pictures of dark ink")
         print(f"differs from the model by at most {described['difference']:.1g}")

@@ -9,6 +9,7 @@ from typing import Annotated
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from metavrf.commands.plugins import Plugins
+from metavrf.reports import show
 from metavrf.settings import DataSettings, Views
 from metavrf.testing.settings import EvalSettings
 
@@ -34,7 +35,7 @@ class Embed(Plugins):
 
         shape, spec = write_features(self.task, self.by, self.out, self.settings, resolution=self.resolution)
         label = f" ({spec.pretraining}-pretrained)" if spec.pretraining else ""
-        print(f"{shape[0]} samples, {shape[1]} features{label}: metavrf train {self.out} --out RUN")
+        show(f"{shape[0]} samples, {shape[1]} features{label}: metavrf train {self.out} --out RUN")
 
 
 @dataclass
@@ -81,4 +82,4 @@ class Pack(Plugins):
                 for way, shot in settings
                 if way in self.transductive_ways
             ]
-        print((save_pretrained(model, self.out, tests) / "README.md").read_text())
+        show((save_pretrained(model, self.out, tests) / "README.md").read_text())

@@ -11,7 +11,7 @@ from typing import Annotated
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from metavrf.commands.plugins import Plugins
-from metavrf.reports import check_picture, comparison_table, number, print_rows, print_table, report, row_dict
+from metavrf.reports import check_picture, comparison_table, number, print_rows, print_table, report, row_dict, show
 from metavrf.testing.settings import EvalSettings
 
 RUN = arg(metavar="RUN")
@@ -110,9 +110,11 @@ class Info(Plugins):
     def run(self) -> None:
         """Print settings and result, and a packed model's card."""
         self.load_plugins()
+        from metavrf.manifest import check_all
         from metavrf.runs.directory import Run
 
         run = Run.open(self.run_directory)
+        check_all(run.path)
         config, metrics, result = run.config(), run.metrics(), run.result()
         values = {
             "run": str(run.path),
@@ -130,9 +132,9 @@ class Info(Plugins):
         if values["card"]:
             from metavrf.release.pack import card_text
 
-            print(card_text(run))
-        print(f"# {run.path}: step {values['step']} of {values['iterations']}")
+            show(card_text(run))
+        show(f"# {run.path}: step {values['step']} of {values['iterations']}")
         if result is None:
-            print(f"# not finished; continue with: metavrf train --resume --out {run.path}")
-        print(config.to_toml())
+            show(f"# not finished; continue with: metavrf train --resume --out {run.path}")
+        show(config.to_toml())
         print(json.dumps(result or values["last_validation"], indent=2))

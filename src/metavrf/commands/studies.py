@@ -13,7 +13,7 @@ from tyro.conf import Positional, arg
 
 from metavrf.commands.plugins import Plugins, load_plugins
 from metavrf.errors import UserError
-from metavrf.reports import check_picture, draw_figure, draw_kernels, print_rows, print_table
+from metavrf.reports import check_picture, draw_figure, draw_kernels, print_rows, print_table, show
 
 if TYPE_CHECKING:
     from metavrf.studies.study import Plan
@@ -64,7 +64,7 @@ class Demo:
             draw_kernels(models["many kernels"], self.out / "kernels.png"),
         ]
         for picture in pictures:
-            print(f"picture: {picture}")
+            show(f"picture: {picture}")
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Kernels(Plugins):
         from metavrf.model import load
 
         check_picture(self.out)
-        print(f"picture: {draw_kernels(load(self.run_directory), self.out, self.tasks, self.seed)}")
+        show(f"picture: {draw_kernels(load(self.run_directory), self.out, self.tasks, self.seed)}")
 
 
 @dataclass

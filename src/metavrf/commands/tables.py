@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from metavrf.errors import UserError
-from metavrf.files import read_json, write_atomically, write_json
+from metavrf.files import read_json, write_atomically
+from metavrf.manifest import check
 from metavrf.reports import check_picture, number, print_table
 from metavrf.tables import COLUMNS_FILE, Coding, read_columns, without_missing
 
@@ -52,8 +53,7 @@ def fit_table(  # the options of the command
         relevance = model.kernels_["relevance"]
         order = relevance.argsort()[::-1]
         said["relevance"] = {coding.names[column]: float(relevance[column]) for column in order}
-    model.save(out)
-    write_json(out / COLUMNS_FILE, coding.saved())
+    model.save(out, columns=coding.saved())
     if plot:
         _draw(model, coding, plot)
     return said
@@ -85,7 +85,7 @@ def predict_table(model: Path, path: Path, *, drop: bool, threshold: float | Non
     """What a fitted model says of each row of a table; rows are numbered from 1."""
     from metavrf.estimators import MetaVRFClassifier, load
 
-    values = read_json(model / COLUMNS_FILE, "fit the model again")
+    values = read_json(check(model / COLUMNS_FILE), "fit the model again")
     try:
         coding = Coding.restored(values or {})
     except TypeError as error:

@@ -18,6 +18,7 @@ from metavrf.commands.plugins import Plugins, load_plugins
 from metavrf.config import PRESETS, Config
 from metavrf.errors import UserError
 from metavrf.learners import LEARNERS
+from metavrf.reports import show
 from metavrf.runs.directory import Run
 from metavrf.runs.training import train
 
@@ -54,7 +55,7 @@ class Train(Plugins, Generic[Own]):
             command = ["metavrf", "evaluate", str(self.out)]
             command += [word for file in self.plugin for word in ("--plugin", str(file))]
             print(f"best at step {result['best_step']}: {figures}", file=sys.stderr)
-            print(f"test it with: {shlex.join(command)}", file=sys.stderr)
+            show(f"test it with: {shlex.join(command)}", sys.stderr)
 
 
 def prepare(arguments: Sequence[str], learner: str = "metavrf") -> tuple[Any, Any, list[str]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-import json
+import math
 import os
+import warnings
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -18,20 +19,34 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from metavrf.episodes import Episodes
-from metavrf.errors import UserError
-from metavrf.files import PathLike, read_tensors, write_atomically, write_json, write_tensors
+from metavrf.errors import Caution, UserError
+from metavrf.files import PathLike, beside, read_json, read_tensors, write_atomically, write_json, write_tensors
 from metavrf.learners import measuring
 from metavrf.learners.base import Learner
 from metavrf.learners.row_mixture import RowsPredictor
 from metavrf.learners.rows import Rows
 from metavrf.learners.suggesting import suggest
 from metavrf.learners.untrained import Untrained
+from metavrf.manifest import NAME as MANIFEST
+from metavrf.manifest import check, seal
 from metavrf.model import TrainedModel, load_once
 from metavrf.pictures import are_pictures
 from metavrf.plots import draw_relevance
 from metavrf.randomness import stream
+from metavrf.schema import check_shape
+from metavrf.tables import COLUMNS_FILE
 
 ESTIMATOR_FILE, SUPPORT_FILE = "estimator.json", "support.safetensors"
+EXTREME, EXTREME_OF_MODELS = 1e100, 1e15  # whose squares double and single precision still hold
+FOLDER = (ESTIMATOR_FILE, SUPPORT_FILE, COLUMNS_FILE, "config.toml", "data.json", "model.safetensors", MANIFEST)
+_SHAPE = {
+    "kind": str,
+    "pretrained": bool,
+    "parameters": {"bases?": (int, None), "ridge?": (float, None), "random_state?": (int, None)},
+    "fitted": {"n_features_in_?": int, "feature_names_in_?": [Any]},
+    "seed?": int,
+}
+_CLASSIFIER = {"classes": [(str, int, float, bool)], "dtype": str, "leave_one_out": (dict, None)}
 
 
 class FewShot(BaseEstimator):  # type: ignore[misc]
@@ -84,8 +99,12 @@ class FewShot(BaseEstimator):  # type: ignore[misc]
         """
         return self._learn(X, y, afresh=True)
 
-    def save(self, folder: PathLike) -> Path:
-        """Write the fitted estimator, with its model, to a folder: safetensors and JSON."""
+    def save(self, folder: PathLike, *, columns: Any = None) -> Path:
+        """Write the fitted estimator, with its model, to a folder: safetensors and JSON.
+
+        The folder must be new, empty, or hold a fitted model, which is replaced in one step. ``columns`` says of what
+        table the rows are.
+        """
         check_is_fitted(self, "predictor_")
         path = Path(folder)
         if (path / "config.toml").exists() and not (path / ESTIMATOR_FILE).exists():
@@ -99,18 +118,18 @@ class FewShot(BaseEstimator):  # type: ignore[misc]
             if not run.model_file.exists():
                 raise UserError(f"the model of {run.path} is gone: save the estimator while it is there")
             files = (run.config_file, run.data_file, run.model_file)
-            copied = {file.name: file.read_bytes() for file in files if file.exists()}
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot make the folder {path}: {error.strerror}") from error
-        for name, data in copied.items():
-            write_atomically(path / name, data)
+            copied = {file.name: check(file).read_bytes() for file in files if file.exists()}
         tensors = {"support_x": self.support_x_, "support_y": self._numbers()}
         if trained is None:
             tensors |= {f"learner.{name}": tensor for name, tensor in self._drawn(self.learner_).items()}
-        write_tensors(path / SUPPORT_FILE, tensors, {})
-        write_json(path / ESTIMATOR_FILE, self._saved(pretrained=trained is not None))
+        with beside(path, replacing=FOLDER) as unfinished:
+            for name, data in copied.items():
+                write_atomically(unfinished / name, data)
+            write_tensors(unfinished / SUPPORT_FILE, tensors, {})
+            write_json(unfinished / ESTIMATOR_FILE, self._saved(pretrained=trained is not None))
+            if columns is not None:
+                write_json(unfinished / COLUMNS_FILE, columns)
+            seal(unfinished, "fitted model", list(unfinished.iterdir()))
         return path
 
     @classmethod
@@ -120,7 +139,7 @@ class FewShot(BaseEstimator):  # type: ignore[misc]
         values = read(path)
         if values["kind"] != cls.kind:
             raise UserError(f"{path} is a {values['kind']}, not a {cls.kind}")
-        tensors, _ = read_tensors(path / SUPPORT_FILE)
+        tensors, _ = read_tensors(check(path / SUPPORT_FILE))
         try:
             estimator = cls(path if values["pretrained"] else None, **values["parameters"])
             for name, value in values["fitted"].items():
@@ -288,6 +307,11 @@ class FewShot(BaseEstimator):  # type: ignore[misc]
         return self._of_table(validate_data(self, X, reset=reset, dtype=np.float64))
 
     def _of_table(self, table: NDArray[Any]) -> Tensor:
+        limit = EXTREME if self.model_ is None else EXTREME_OF_MODELS
+        size = np.abs(table).max(initial=0.0)
+        if size > limit or 0 < size < 1 / limit:
+            advice = f"beyond what can be told apart (1e±{math.log10(limit):.0f}): rescale X"
+            warnings.warn(f"X holds numbers as large as {size:.3g}, {advice}", Caution, stacklevel=4)
         return torch.tensor(table) if self.model_ is None else self.model_.of_table(table)
 
     @torch.no_grad()
@@ -312,10 +336,10 @@ def read(path: Path) -> dict[str, Any]:
     file = path / ESTIMATOR_FILE
     if not file.is_file():
         raise UserError(f"{path} is not a fitted model: it has no {ESTIMATOR_FILE}; give the --out of a 'metavrf fit'")
-    try:
-        values = json.loads(file.read_text())
-        if values["kind"] not in ("classifier", "regressor"):
-            raise KeyError(values["kind"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} is damaged ({error}): fit the model again") from error
-    return dict(values)
+    values = read_json(check(file), "fit the model again") or {}
+    check_shape(values, _SHAPE, file)
+    if values["kind"] not in ("classifier", "regressor"):
+        raise UserError(f"{file} is damaged (kind {values['kind']!r} is unknown): fit the model again")
+    if values["kind"] == "classifier":
+        check_shape(values, _CLASSIFIER, file)
+    return values

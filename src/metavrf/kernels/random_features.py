@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from metavrf.errors import UserError
+from metavrf.memory import check_room
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ def draw_bases(
         raise UserError(f"{bases=} does not fit the {feature_map} feature map: give {need}")
     paired = feature_map == "sincos"
     frequencies = bases // 2 if paired else bases
+    check_room(12 * samples * features * frequencies, f"bases = {bases:,}")
     epsilon = torch.randn(samples, features, frequencies, generator=generator)
     if orthogonal:
         epsilon = _orthogonalise(epsilon, generator)
@@ -94,6 +96,9 @@ def fourier_features(z: Tensor, mean: Tensor, std: Tensor, draws: Draws) -> Tens
         draws: ε and b.
     """
     tasks, points, _ = z.shape
+    check_room(
+        12 * len(draws.epsilon) * tasks * points * draws.bases, f"{tasks * points:,} samples on {draws.bases:,} bases"
+    )
     left = [z * std.unsqueeze(-2), z @ mean.unsqueeze(-1)]
     right = [draws.epsilon, torch.ones_like(draws.epsilon[:, :1])]
     if draws.phase is not None:

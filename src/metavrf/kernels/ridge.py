@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from metavrf.errors import UserError
+from metavrf.memory import check_room
 
 
 class Ridge(NamedTuple):
@@ -180,6 +181,22 @@ def leave_one_out(gram: Tensor, targets: Tensor, lam: Tensor) -> Tensor:
     """
     inverse = torch.cholesky_inverse(_cholesky(gram, lam))
     return targets - inverse @ targets / inverse.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+
+
+def contradiction(x: Tensor, y: Tensor) -> Tensor | None:
+    """By how much targets ``y [T, S, p]`` at the very same ``x [T, S, d]`` differ: their variance ``[T]``.
+
+    It is pooled over all such samples, and the largest of the outputs'. None where no two samples are at one place.
+    """
+    tasks, samples, features = x.shape
+    check_room(tasks * samples**2 * features, f"{tasks:,} tasks of {samples:,} support samples")
+    same = (x.unsqueeze(2) == x.unsqueeze(1)).all(-1).to(y)  # [T, S, S]
+    count = same.sum(-1, keepdim=True)
+    if not bool((count > 1).any()):
+        return None
+    squares = (y - same @ y / count).square().sum(1)  # [T, p]
+    freedom = (1 - 1 / count).sum(1)  # [T, 1]
+    return (squares / freedom.clamp_min(torch.finfo(y.dtype).tiny)).amax(-1)
 
 
 def kernel_of(phi: Tensor, samples: int) -> Tensor:

@@ -26,6 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from metavrf.kernels import ridge
 from metavrf.kernels.random_features import Draws, fourier_features
+from metavrf.memory import check_room
 
 TINY = 1e-24  # a square distance at which a rough kernel has a gradient
 
@@ -99,6 +100,9 @@ class Exact:
     def gram(self, z: Tensor, q: Spectral, support: int) -> Tensor:
         """See :class:`Kernel`. K is M. In double precision: λ may be far below what single precision resolves."""
         comb = None if q.comb is None else q.comb.double()
+        tasks, points, _ = z.shape
+        room = 24 * len(q.mean) * tasks * support * points
+        check_room(room, f"{len(q.mean):,} kernels of {tasks:,} tasks of {support:,} support samples")
         kernel: Tensor = _Gram.apply(z.double(), q.mean.double(), q.std.double(), comb, support, q.rough_ones())
         return kernel
 

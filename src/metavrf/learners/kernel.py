@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from metavrf.learners.head import MixtureHead, RidgeHead
 from metavrf.learners.inferred import Inference
 from metavrf.nn.inference import Memory
 from metavrf.prediction import Prediction
-from metavrf.settings import Count, Natural, NotNegative, Positive
+from metavrf.settings import Count, Natural, Positive, Range
 
 PHASES_APART = 2.0  # of two samples on average, where the bases of functions start: see KernelLearner.even_phase
 START_LOG_VARIANCE = -2.0
@@ -72,7 +72,7 @@ class KernelSettings:
     """Output scale γ at the start; it is learned."""
     unit_features: bool = False
     """Scale each sample's features to length 1 before the kernel sees them."""
-    distance: NotNegative = 0.0
+    distance: Annotated[float, Range(least=0, below=1e6)] = 0.0
     """Mean distance of support features at the start, in length scales; 0 for 0.4 per shot, but at least 2."""
     aligned: bool = True
     """Of functions, start with narrow bases whose phase grows evenly with the input; the paper starts at N(0, I)."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
+from metavrf.kernels import ridge
 from metavrf.kernels.mixing import log_weights
 from metavrf.kernels.ridge import Fit
 from metavrf.kernels.search import Combs, search
@@ -313,7 +314,8 @@ class MetaVRF(KernelLearner):
             return one_kernel(mean, torch.exp(0.5 * log_variance)), state, (mean, log_variance)
         mixture: Mixture = self.posterior(h, episodes.tasks)
         q = Spectral(*mixture[:7])
-        return q if self.combs is None else self._with_combs(q, episodes), state, mixture.inferred
+        q = q if self.combs is None else self._with_combs(q, episodes)
+        return q if self.training or episodes.way is not None else _doubted(q, episodes), state, mixture.inferred
 
     def _with_combs(self, q: Spectral, episodes: Episodes) -> Spectral:
         """The kernels, and after them the periodic ones that were found for each task; see ``kernels/search.py``.
@@ -433,3 +435,12 @@ class MetaVRF(KernelLearner):
             episodes = self.placed(episodes.asking(episodes.query_x))[0]
             kernel, q = self._gram(episodes, inference.kernels, None)
             return self.head.predict(self.head.fit(kernel, q, episodes), q, inference.log_weights, episodes)
+
+
+def _doubted(q: Spectral, episodes: Episodes) -> Spectral:
+    """The kernels with at least the noise that targets at the same place show: samples that contradict each other.
+
+    Without such, which training tasks never have, they are left as they are.
+    """
+    variance = ridge.contradiction(episodes.support_x, episodes.support_y)
+    return q if variance is None else q._replace(noise=torch.maximum(q.noise, variance / q.amplitude))

@@ -2,7 +2,7 @@
 
     README.md           the card, for people and for the hub
     card.json           what was measured, and how
-    config.toml, data.json, model.safetensors, result.json    as in any run
+    config.toml, data.json, model.safetensors, result.json, manifest.json    as in any run
 
 Models on classes are kept in half precision. Those of functions stay in single precision: they are small, and their
 errors are far below what half precision resolves.
@@ -19,7 +19,7 @@ import torch
 
 from metavrf.config import Config
 from metavrf.errors import UserError
-from metavrf.files import PathLike, beside, write_atomically, write_json
+from metavrf.files import PathLike, as_json, beside, write_atomically
 from metavrf.model import TrainedModel, load
 from metavrf.runs.directory import Run
 from metavrf.runs.provenance import provenance
@@ -60,18 +60,19 @@ def save_pretrained(
     precision = torch.float32 if regression else torch.float16
     where = Path(folder)
     with beside(where) as unfinished:
-        packed = Run.create(unfinished, model.config, model.spec)
+        packed = Run.create(unfinished, model.config, model.spec, "packed model")
         packed.save_model(
             {name: tensor.to(precision) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()},
             metadata,
         )
-        write_json(packed.result_file, result)
+        packed.write(packed.result_file, as_json(result))
         card = source.card()
         if card is None:
             written = load(unfinished)
             card = _card(result, [evaluate(written, settings) for settings in tests or default_tests(model)])
-        write_json(packed.card_file, card)
+        packed.write(packed.card_file, as_json(card))
         write_atomically(packed.path / "README.md", card_text(packed))
+        packed.seal()
     return where
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from metavrf.errors import UserError
+from metavrf.errors import Caution, UserError
 from metavrf.files import load_weights, read_tensors
 from metavrf.learners.base import Learner
 from metavrf.runs.directory import Run
@@ -43,20 +45,49 @@ def save_checkpoint(
             tensors |= {f"rank{number}.{name}": value for number, value in enumerate(gathered)}
     if rank == 0:
         rounded = {"seconds": round(at.seconds, 3), "cpu_seconds": round(at.cpu_seconds, 3)}
-        run.save_state(tensors, asdict(at) | {"seed": seed} | rounded)
+        run.save_state(tensors, asdict(at) | {"seed": seed, "processes": ranks} | rounded)
 
 
 def load_checkpoint(
-    run: Run, learner: Learner, optimizer: torch.optim.Optimizer, *, rank: int
+    run: Run, learner: Learner, optimizer: torch.optim.Optimizer, *, rank: int, ranks: int
 ) -> tuple[Position, dict[str, Tensor]]:
-    """Take up weights and optimiser; returns where the run was, and this process' own weights and buffers."""
-    where = str(run.state_file)
-    tensors, metadata = read_tensors(run.state_file)
+    """Take up weights and optimiser of the newest sound checkpoint.
+
+    Returns where the run was, and this process' own weights and buffers.
+    """
+    there = [file for file in run.checkpoints if file.exists()]
+    refused: UserError | None = None
+    for file in there:
+        try:
+            loaded = _load(file, learner, optimizer, rank)
+        except UserError as error:
+            refused = refused or error
+            continue
+        at, weights, processes = loaded
+        if processes != ranks:
+            raise UserError(
+                f"{run.path} was trained by {processes} processes, not {ranks}: resume it with as many, "
+                "as each has a state of its own"
+            )
+        if refused is not None and rank == 0:
+            warnings.warn(f"{refused}; the run goes on from {file.name}, step {at.step}", Caution, stacklevel=2)
+        return at, weights
+    assert refused is not None
+    raise refused
+
+
+def _load(
+    file: Path, learner: Learner, optimizer: torch.optim.Optimizer, rank: int
+) -> tuple[Position, dict[str, Tensor], int]:
+    """One checkpoint; of how many processes it is comes last."""
+    where = str(file)
+    tensors, metadata = read_tensors(file)
     groups: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         group, _, rest = name.partition(".")
         groups.setdefault(group, {})[rest] = tensor
     load_weights(learner, groups.get("learner", {}), where)
+    ranks = sum(group.startswith("rank") for group in groups)
     weights = groups["learner"] | groups.get(f"rank{rank}", {})
     load_weights(learner, weights, where)
     _load_moments(optimizer, groups.get("optimizer", {}), where)
@@ -64,7 +95,7 @@ def load_checkpoint(
         at = Position(**{name: type(value)(metadata[name]) for name, value in asdict(Position()).items()})
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{where} is not a checkpoint of this version of metavrf ({error})") from error
-    return at, weights
+    return at, weights, metadata.get("processes", max(1, ranks))  # it was not always kept
 
 
 def _load_moments(optimizer: torch.optim.Optimizer, moments: dict[str, Tensor], where: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from metavrf.errors import UserError
 
-FILES = ("README.md", "card.json", "config.toml", "data.json", "model.safetensors", "result.json")
+FILES = ("README.md", "card.json", "config.toml", "data.json", "manifest.json", "model.safetensors", "result.json")
 _ADDRESS = re.compile(r"hf:/+(?P<name>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w./-]+))?/?")  # a path keeps one slash of two
 
 

@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import Self
 
+from metavrf.errors import printable
+
 
 class Progress:
     """Reports steps and figures of a run of ``total`` steps."""
@@ -17,7 +19,7 @@ class Progress:
         self._console = Console(stderr=True)
         self._bar = self._console.is_terminal and not quiet
         self._quiet = quiet
-        self._label, self._total, self._first = label, total, start
+        self._label, self._total, self._first = printable(label), total, start
         self._begin = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -26,10 +28,10 @@ class Progress:
             from rich.progress import Progress as RichProgress
 
             self._rich = RichProgress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[figures]}"),
+                TextColumn("{task.fields[figures]}", markup=False),
                 TimeRemainingColumn(),
                 console=self._console,
                 refresh_per_second=5,

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
 
 class Interrupted(KeyboardInterrupt):
     """The run was asked to stop; it is saved, and the message says how to go on."""
@@ -20,7 +22,10 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM instead of dying in the middle of a step; only the main thread can."""
+    """Collect Ctrl-C, SIGTERM and SIGHUP instead of dying in the middle of a step; only the main thread can.
+
+    A closed terminal sends SIGHUP. What is ignored stays so: nohup means it.
+    """
     stopped: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield stopped
@@ -31,7 +36,8 @@ def stop_signals() -> Iterator[list[int]]:
             sys.exit(128 + number)
         stopped.append(number)
 
-    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    wanted = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, remember) for number in wanted}
     try:
         yield stopped
     finally:

@@ -8,6 +8,7 @@ import math
 import os
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from metavrf.config import Config, TrainingSettings
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.files import PathLike, load_weights, write_json
+from metavrf.files import PathLike, load_weights
 from metavrf.learners import LEARNERS
 from metavrf.learners.base import Learner
 from metavrf.learners.head import BAND_NODES, MixtureHead
@@ -82,6 +83,7 @@ def train(
     first_rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0  # before Fabric knows
     run = Run.open(out) if resume else Run(out)
     if resume:
+        run.refuse_if_not_resumable()
         config = run.config()
     LEARNERS[config.learner].check_tasks(config.episode, regression=config.kind == "functions")
     if frame is not None and not config.data.group:
@@ -99,9 +101,27 @@ def train(
         _summary_writer()  # not installed is said before anything is written
     if resume and run.spec() != tasks.spec:
         raise UserError(f"the data is not what {run.path} was started on: a resumed run needs the same files")
-    if not resume and first_rank:
-        run = Run.create(out, config, tasks.spec, start=start, frame=frame)
     keep_freed_memory()
+    if not first_rank:
+        _train(config, run, tasks, learner, quiet=quiet)
+        return run
+    if not resume:
+        run.refuse_if_held()
+        run.make_folder()
+    with run.locked():
+        if not resume:
+            Run.create(out, config, tasks.spec, start=start, frame=frame)
+        try:
+            _train(config, run, tasks, learner, quiet=quiet)
+        except UserError:
+            if not resume and not (run.state_file.exists() or run.model_file.exists()):
+                run.discard()
+            raise
+    return run
+
+
+def _train(config: Config[Any], run: Run, tasks: Tasks, learner: Learner, *, quiet: bool) -> None:
+    """The part of one process."""
     fabric = make_fabric(config.training)
     fabric.launch()
     if config.training.threads:
@@ -113,17 +133,14 @@ def train(
         if fabric.world_size > 1 and "gloo" in str(error):
             raise UserError("another process of this run has failed, so this one stops too") from error
         raise
-    except UserError:
-        if not resume and first_rank and not (run.state_file.exists() or run.model_file.exists()):
-            run.discard()
-        raise
-    return run
 
 
 def make_fabric(settings: TrainingSettings) -> Fabric:
     """Lightning Fabric for this many processes, or for those torchrun has started."""
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", settings.devices))  # torchrun decides, where it is used
     nodes = int(os.environ.get("WORLD_SIZE", devices)) // devices
+    if nodes == 1 and sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine needs no network, and may have none
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     # Each rank carries its own context state, so buffers are not broadcast.
     strategy = DDPStrategy(**_OWN_BUFFERS) if devices * nodes > 1 else "auto"
@@ -150,14 +167,16 @@ class Trainer:
         self.tasks = tasks
         self.learner = learner
         self.at, self.seed = Position(), config.training.seed
-        self.resumed = run.state_file.exists()
+        self.resumed = any(file.exists() for file in run.checkpoints)
         if not self.resumed:
             with self._seeded_dropout():
                 self.learner.initialise(self._first_tasks())
         self.optimizer = make_optimizer(config.training, self.learner)
         weights = None
         if self.resumed:
-            self.at, weights = load_checkpoint(run, learner, self.optimizer, rank=fabric.global_rank)
+            self.at, weights = load_checkpoint(
+                run, learner, self.optimizer, rank=fabric.global_rank, ranks=fabric.world_size
+            )
         self.wrapped, self.wrapped_optimizer = fabric.setup(self.learner, self.optimizer)
         # What the wrapper does is for several processes; it takes a tenth of a small step.
         self.forward: Callable[..., Prediction] = self.wrapped if fabric.world_size > 1 else self.learner
@@ -327,8 +346,7 @@ class Trainer:
         if isinstance(getattr(self.learner, "head", None), MixtureHead) and self.tasks.spec.regression:
             self._calibrate_band()
         best = next((r for r in self.run.metrics() if r["step"] == self.at.best_step), {})
-        write_json(
-            self.run.result_file,
+        self.run.save_result(
             {
                 "task": self.config.task,
                 "learner": self.config.learner,

@@ -28,7 +28,8 @@ from metavrf.serve.worker import BusyError, Worker
 STATIC = Path(__file__).parent / "static"
 MOST_TASKS = 256  # held at a time
 LIFE = 3600.0  # seconds after its last use that a task is held
-MOST_WAITING = 32  # requests that compute or wait to
+MOST_WAITING = 64  # requests of one client that compute or wait to
+MOST_OF_ALL = 256  # of all clients
 
 Item = TypeVar("Item")
 ROWS = Field(fail_fast=True)  # one error is enough: a list of a million would block the server
@@ -126,8 +127,10 @@ class Problem(BaseModel):
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     code: {"model": Problem, "description": text}
     for code, text in {
+        400: "not a request that can be read",
         403: "foreign page or host",
         404: "unknown task, or no such model here",
+        408: "took too long to arrive",
         413: "too large",
         415: "not JSON",
         422: "malformed",
@@ -151,7 +154,7 @@ def create_app(served: Served, hosts: Iterable[str] = ()) -> FastAPI:
     )  # the pages that show the interface would load scripts from other hosts
     app.add_middleware(Guard, hosts=list(hosts))
     store: Store[DrawingTask | CurveTask] = Store(MOST_TASKS, LIFE)
-    worker = Worker(MOST_WAITING)
+    worker = Worker(MOST_OF_ALL, MOST_WAITING)
 
     def held(key: str, kind: type[Item]) -> Item:
         task = store.get(key)
@@ -185,7 +188,7 @@ def create_app(served: Served, hosts: Iterable[str] = ()) -> FastAPI:
         }
 
     @app.post("/api/fit", responses=PROBLEMS)
-    async def fit(wanted: Fit) -> Fitted:
+    async def fit(wanted: Fit, request: Request) -> Fitted:
         """Hold a support set: a new task, or what is now in the one that is named."""
         task: DrawingTask | CurveTask
         shots: dict[str, int] | int
@@ -197,7 +200,7 @@ def create_app(served: Served, hosts: Iterable[str] = ()) -> FastAPI:
             if sum(shots.values()) > models.MOST_PICTURES:
                 raise HTTPException(422, f"A task holds at most {models.MOST_PICTURES} pictures: send fewer.")
             before = None if wanted.task is None else held(wanted.task, DrawingTask)
-            task = await worker.run(drawings().fit, classes, before)
+            task = await worker.run(_client(request), drawings().fit, classes, before)
         else:
             curves()
             if wanted.task is not None:
@@ -207,15 +210,15 @@ def create_app(served: Served, hosts: Iterable[str] = ()) -> FastAPI:
         return Fitted(task=store.put(task, wanted.task), shots=shots)
 
     @app.post("/api/predict", responses=PROBLEMS)
-    async def predict(wanted: Query) -> DrawingAnswers | CurveAnswers:
+    async def predict(wanted: Query, request: Request) -> DrawingAnswers | CurveAnswers:
         """Predict in a task that /api/fit made."""
         if isinstance(wanted, DrawingQuery):
             drawn = held(wanted.task, DrawingTask)
-            rows = (await worker.run(drawings().predict, drawn, wanted.pictures)).tolist()
+            rows = (await worker.run(_client(request), drawings().predict, drawn, wanted.pictures)).tolist()
             by_name = [dict(zip(drawn.names, row, strict=True)) for row in rows]
             answers = [Answer(best=max(row, key=row.__getitem__), probabilities=row) for row in by_name]
             return DrawingAnswers(answers=answers)
-        fitted = await worker.run(curves().predict, held(wanted.task, CurveTask), wanted.x)
+        fitted = await worker.run(_client(request), curves().predict, held(wanted.task, CurveTask), wanted.x)
         return CurveAnswers(curves=fitted)
 
     @app.exception_handler(UserError)
@@ -240,6 +243,11 @@ def create_app(served: Served, hosts: Iterable[str] = ()) -> FastAPI:
 
     app.mount("/", StaticFiles(directory=STATIC, html=True))
     return app
+
+
+def _client(request: Request) -> str:
+    """Whose turn it is: that of an address."""
+    return request.client.host if request.client is not None else ""
 
 
 def _there(model: Item | None, what: str) -> Item:

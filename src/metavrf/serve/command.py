@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import sys
@@ -44,6 +45,7 @@ class Serve(Plugins):
             import uvicorn
 
             from metavrf.serve.app import create_app
+            from metavrf.serve.protocol import configured
         except ModuleNotFoundError as error:
             if error.name is not None and error.name.partition(".")[0] == "metavrf":
                 raise
@@ -55,10 +57,12 @@ class Serve(Plugins):
             app = create_app(self.served(), self.allow_host)
             address = f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{listener.getsockname()[1]}/"
             print(f"metavrf: the page is at {address} (Ctrl-C ends it)", file=sys.stderr, flush=True)
+            if not is_local(self.host):
+                word = "everybody who reaches this machine can use the page: it has no password and no encryption"
+                print(f"metavrf: {word}", file=sys.stderr, flush=True)
             if self.open:
                 open_browser(address)
-            config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
-            uvicorn.Server(config).run(sockets=[listener])
+            uvicorn.Server(configured(app)).run(sockets=[listener])
 
     def served(self) -> Served:
         """The models, warmed up: the first request waits no longer than others."""
@@ -77,6 +81,14 @@ class Serve(Plugins):
             curves = Curves(self.curve_model or CURVE, beside)
             curves.predict(CurveTask([0.0], [0.0]), [0.0])
         return Served(drawings, curves)
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def listen(host: str, port: int) -> socket.socket:

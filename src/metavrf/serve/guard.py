@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ MOST_READERS = 64  # bodies read at a time
 READ_SECONDS = 10.0  # a body may take to arrive
 DRAIN_SECONDS = 2.0  # for which more than that is thrown away, so that the client comes to read the answer
 
+_HOST = re.compile(r"(\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(:[0-9]{1,5})?")
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -101,14 +103,14 @@ class Guard:
             raise RefusedError(403, "Requests from other pages are not answered.")
 
     def _known(self, host: str) -> bool:
+        found = _HOST.fullmatch(host.lower())  # nothing else: a user name before the host would pass for it
+        if found is None:
+            return False
+        name = found["six"] or found["name"]
         try:
-            name = urlsplit(f"//{host}").hostname or ""
-            if name in self.hosts:
-                return True
-            ipaddress.ip_address(name)
+            return name in self.hosts or bool(ipaddress.ip_address(name))
         except ValueError:
             return False
-        return True
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
         """The whole body, of which never more than is allowed is held."""

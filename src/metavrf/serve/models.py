@@ -28,6 +28,7 @@ MOST_PICTURES = 200  # of a task, or of a request to classify some
 MOST_POINTS = 100  # of a curve's task
 MOST_QUERIES = 1000  # points of a curve that are asked for at once
 MOST_PIXELS = 4_000_000  # of a picture that is sent, before it is decoded
+MOST_IN_ALL = 20_000_000  # pixels of all pictures of a request
 GRID = 101  # inputs over which a kernel's frequency is taken
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -81,11 +82,13 @@ class Drawings:
 
     def fit(self, classes: Mapping[str, Sequence[str | Rows]], before: DrawingTask | None = None) -> DrawingTask:
         """A task with these classes; pictures that ``before`` knows are not embedded again."""
-        pictures = [
-            self.decode(picture, f"picture {number} of class {name!r}")
-            for name, given in classes.items()
-            for number, picture in enumerate(given, 1)
-        ]
+        pictures = self.decoded(
+            [
+                (picture, f"picture {number} of class {name!r}")
+                for name, given in classes.items()
+                for number, picture in enumerate(given, 1)
+            ]
+        )
         known = {} if before is None else before.known
         keys = [picture.tobytes() for picture in pictures]
         new = {key: picture for key, picture in zip(keys, pictures, strict=True) if key not in known}
@@ -98,9 +101,8 @@ class Drawings:
 
     def predict(self, task: DrawingTask, pictures: Sequence[str | Rows]) -> Tensor:
         """Probabilities ``[Q, C]``."""
-        probabilities: Tensor = task.predictor(
-            self.embed([self.decode(p, f"picture {number}") for number, p in enumerate(pictures, 1)])
-        )
+        named = [(picture, f"picture {number}") for number, picture in enumerate(pictures, 1)]
+        probabilities: Tensor = task.predictor(self.embed(self.decoded(named)))
         return probabilities.detach()
 
     def embed(self, pictures: Sequence[NDArray[np.uint8]]) -> Tensor:
@@ -108,22 +110,29 @@ class Drawings:
         return self.model.embed(torch.from_numpy(np.stack(pictures)))
 
     def decode(self, picture: str | Rows, name: str) -> NDArray[np.uint8]:
-        """A picture ``[1, size, size]`` as the model was trained on.
+        """One picture ``[1, size, size]`` as the model was trained on."""
+        return self.decoded([(picture, name)])[0]
 
-        A PNG in base64 is dark ink on light paper; rows are from 0 (paper) to 255 (ink).
+    def decoded(self, named: Sequence[tuple[str | Rows, str]]) -> list[NDArray[np.uint8]]:
+        """Pictures ``[1, size, size]`` as the model was trained on, each with its name for errors.
+
+        A PNG in base64 is dark ink on light paper; rows are from 0 (paper) to 255 (ink). A file of few bytes may have
+        many pixels, so that those of all pictures are counted before the first is decoded.
         """
-        if not isinstance(picture, str):
-            return self._rows(picture, name)
-        try:
-            data = base64.b64decode(picture, validate=True)
-        except (binascii.Error, ValueError):
-            raise UserError(f"{name} is not base64: send a PNG file in base64, or rows of numbers") from None
-        if data[:8] != PNG or len(data) < 24:
-            raise UserError(f"{name} is not a PNG file: pictures of other kinds are not read")
-        width, height = struct.unpack(">II", data[16:24])
-        if width * height > MOST_PIXELS:
-            raise UserError(f"{name} has {width} x {height} pixels, more than {MOST_PIXELS:,}: make it smaller")
-        return self.preprocessing.decode(data, name)
+        files = [(_png(picture, name) if isinstance(picture, str) else picture, name) for picture, name in named]
+        left = MOST_IN_ALL
+        for picture, name in files:
+            if isinstance(picture, bytes):
+                width, height = struct.unpack(">II", picture[16:24])
+                left -= width * height
+                if width * height > MOST_PIXELS:
+                    raise UserError(f"{name} has {width} x {height} pixels, more than {MOST_PIXELS:,}: make it smaller")
+                if left < 0:
+                    raise UserError(f"the pictures have more than {MOST_IN_ALL:,} pixels in all: send smaller ones")
+        return [
+            self.preprocessing.decode(picture, name) if isinstance(picture, bytes) else self._rows(picture, name)
+            for picture, name in files
+        ]
 
     def _rows(self, rows: Rows, name: str) -> NDArray[np.uint8]:
         if len(rows) != self.size or any(len(row) != self.size for row in rows):
@@ -132,6 +141,17 @@ class Drawings:
             raise UserError(f"{name} must hold whole numbers from 0 (paper) to 255 (ink)")
         ink = np.array([rows], np.uint8)
         return ink if self.preprocessing.invert else 255 - ink
+
+
+def _png(picture: str, name: str) -> bytes:
+    """The file of a picture that was sent in base64."""
+    try:
+        data = base64.b64decode(picture, validate=True)
+    except (binascii.Error, ValueError):
+        raise UserError(f"{name} is not base64: send a PNG file in base64, or rows of numbers") from None
+    if data[:8] != PNG or len(data) < 24:
+        raise UserError(f"{name} is not a PNG file: pictures of other kinds are not read")
+    return data
 
 
 @dataclass

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
+from metavrf.memory import check_room
 
 DRAWS_AT_ONCE = 4_000_000  # random numbers the sampler holds at a time
 
@@ -93,6 +94,7 @@ class Bank:
         is no query of another, as later tasks may look back at supports.
         """
         self._check(way, shot, query)
+        check_room(24 * tasks * way * (shot + query), f"{tasks:,} tasks of {way:,} classes")
         if stream < 1 or tasks % stream:
             raise UserError(f"{tasks=} cannot be divided into streams of {stream}")
         chunk = DRAWS_AT_ONCE // max(len(self.names), way * int(self.counts.max()))

@@ -108,7 +108,8 @@ def _receive(file: RemoteFile, part: Path, *, quiet: bool) -> None:
     if start == file.size:  # killed after the last byte, before the check
         return
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), DownloadColumn(), TimeRemainingColumn())
+    named = TextColumn("{task.description}", markup=False)
+    columns = (named, BarColumn(bar_width=24), DownloadColumn(), TimeRemainingColumn())
     with (
         _open(file.url, start if start < file.size else 0) as response,
         part.open("ab" if response.status == 206 else "wb") as out,  # 200: the server sends all of it again

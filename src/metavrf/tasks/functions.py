@@ -25,10 +25,12 @@ from torch import Tensor
 
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
+from metavrf.memory import check_room
 from metavrf.registry import Registry
 from metavrf.tasks.oracles import AffineLimit, BayesLimit, NoisyBayesLimit, Oracle
 
 EVALUATION_POINTS = 100  # evenly spaced over the domain, as the paper's mean squared errors are measured
+COPIES = 12  # bytes in which a number is held while tasks are drawn
 FEWEST_POINTS, MOST_POINTS = 3, 50  # of a support or query set; below which both together stay (neural processes)
 
 FAMILIES: Registry[type[FunctionFamily]] = Registry("family of functions")
@@ -130,6 +132,8 @@ class FunctionFamily:
         """``[T, N]`` or ``[T, N, inputs]``, uniform on the domain."""
         low, high = self.domain
         shape = (tasks, samples) if self.inputs == 1 else (tasks, samples, self.inputs)
+        held = COPIES * tasks * (samples + EVALUATION_POINTS) * (self.inputs + self.outputs)
+        check_room(held, f"{tasks:,} tasks of {samples:,} points")
         return low + (high - low) * torch.rand(shape, generator=generator)
 
     def sample_groups(self, tasks: int, generator: torch.Generator, group: int = 5) -> list[Episodes]:

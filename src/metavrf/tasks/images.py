@@ -1,7 +1,8 @@
 """Reading pictures: Parquet files and folders of class folders, decoded once in parallel and cached on disk.
 
 A cached bank is one safetensors file, named by a hash of its source and preprocessing, and is memory-mapped: a second
-start reads nothing that is not used. It is written beside itself and renamed, and one that is damaged is made anew.
+start reads nothing that is not used. It is written beside itself and renamed, and one that is damaged is made anew: its
+SHA-256 sum is compared at its first use.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metavrf.errors import UserError
-from metavrf.files import read_tensors, write_tensors
+from metavrf.errors import Caution, UserError
+from metavrf.files import read_tensors, write_atomically, write_tensors
 from metavrf.tasks.bank import Bank
 
 if TYPE_CHECKING:
@@ -285,13 +286,10 @@ def read_bank(source: Source, how: Preprocessing, cache: Path, *, quiet: bool = 
     key = hashlib.sha256(f"{FORMAT} {source.digest()} {asdict(how)}".encode()).hexdigest()
     file = cache / "banks" / f"{key[:32]}.safetensors"
     if file.exists():
-        try:
-            tensors, metadata = read_tensors(file)
-            bank = Bank(tensors["inputs"], tensors["starts"], tensors["counts"], metadata["names"])
+        with suppress(UserError, KeyError):  # damaged: made anew below
+            bank = _cached(file)
             if bank.inputs.shape[1:] == how.shape and len(bank.names) == len(bank.starts) == len(bank.counts):
                 return bank, key
-        except (UserError, KeyError):
-            pass  # damaged: made anew below
     bank = _decode(source, how, quiet=quiet)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -301,8 +299,21 @@ def read_bank(source: Source, how: Preprocessing, cache: Path, *, quiet: bool = 
             {"names": list(bank.names)},
         )
     except (OSError, UserError) as error:  # a full or read-only disk is no reason to stop: the pictures are here
-        warnings.warn(f"the decoded pictures are not cached ({error})", stacklevel=2)
+        warnings.warn(f"the decoded pictures are not cached ({error})", Caution, stacklevel=2)
     return bank, key
+
+
+def _cached(file: Path) -> Bank:
+    """A bank of the cache. Its sum is compared once for each version of the file: it may be of gigabytes."""
+    status, checked = file.stat(), file.with_suffix(".checked")
+    version = f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
+    known = checked.is_file() and checked.read_bytes() == version.encode()
+    tensors, metadata = read_tensors(file, verify=not known)
+    bank = Bank(tensors["inputs"], tensors["starts"], tensors["counts"], metadata["names"])
+    if not known:
+        with suppress(UserError):  # a cache that cannot be written to is compared each time
+            write_atomically(checked, version)
+    return bank
 
 
 def _decode(source: Source, how: Preprocessing, *, quiet: bool) -> Bank:

@@ -15,6 +15,7 @@ import torch
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
 from metavrf.files import read_tensors
+from metavrf.memory import check_room
 from metavrf.registry import unknown
 from metavrf.settings import DataSettings, EpisodeSettings
 from metavrf.spec import TaskSpec
@@ -24,6 +25,8 @@ from metavrf.tasks.datasets import DATASETS, Mixture, data_folders
 from metavrf.tasks.functions import FAMILIES, family
 from metavrf.tasks.images import FolderSource, ParquetSource, Preprocessing, cache_folder, mirrored, read_bank, rotated
 from metavrf.tasks.splits import PARTS, Split, divide
+
+FLOATS = 12  # bytes in which a number is held at least while it is drawn, augmented and embedded
 
 
 class Tasks(ABC):
@@ -156,6 +159,8 @@ class ClassTasks(Tasks):
         way, shot = self._train_way(shape), training_shot(shape, generator)
         self._check_sets("train", way)
         batch = -(-shape.batch // shape.stream) * shape.stream
+        samples = batch * way * (shot + shape.query)
+        check_room(FLOATS * samples * math.prod(self.spec.inputs), f"a training step of {samples:,} samples")
         episodes = self.banks["train"].sample(
             batch, way, shot, shape.query, generator, within_group=self.mixed, stream=shape.stream
         )
@@ -275,6 +280,8 @@ def _at(path: Path, settings: DataSettings, *, quiet: bool) -> ClassTasks:
     """Pictures of one's own at a path."""
     if not path.exists():
         raise UserError(f"{path} does not exist: give a Parquet file, a folder or a feature file that is there")
+    if not path.is_file() and not path.is_dir():
+        raise UserError(f"{path} is neither a file nor a folder: give a Parquet file, a folder or a feature file")
     return _own(path, settings, quiet=quiet)
 
 
@@ -395,7 +402,7 @@ def _features(path: Path) -> ClassTasks:
     tensors, metadata = read_tensors(path)
     try:
         bank = Bank(tensors["inputs"], tensors["starts"], tensors["counts"], metadata["names"], tensors.get("groups"))
-        spec = TaskSpec.from_dict(metadata["description"])
+        spec = TaskSpec.from_dict(metadata["description"], path)
         split = {part: list(spec.classes[part]) for part in PARTS}
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is not a feature file: make it with 'metavrf embed'") from error

@@ -1,0 +1,1 @@
+"""The campaign against faults: kills around every write, mutated files, odd command lines, many clients."""

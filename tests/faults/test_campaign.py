@@ -1,0 +1,44 @@
+"""The campaign of ``make faults`` in short: nothing lost, nothing silently different, no traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from faults import clients, kills, lines, mutations
+
+
+def test_changed_files_are_refused_or_make_no_difference(tmp_path: Path) -> None:
+    found = mutations.campaign(tmp_path, 60, seed=1)
+    assert (found["different"], found["traceback"]) == (0, 0), found["examples"]
+    assert found["refused"] + found["same"] == 60
+    assert found["refused"] > 30
+
+
+def test_every_change_changes_something() -> None:
+    import random
+
+    data = b"the quick brown fox, 12345\njumps over\nthe lazy dog\n" * 20
+    for mutate in mutations.MUTATIONS:
+        changed = [mutate(data, random.Random(seed)) != data for seed in range(20)]
+        assert sum(changed) >= 15, mutate.__name__
+
+
+def test_killed_processes_lose_nothing(tmp_path: Path) -> None:
+    found = kills.campaign(tmp_path, 5, seed=1)
+    assert found["kills"] >= 5
+    assert (found["lost"], found["different"], found["left_behind"]) == (0, 0, 0)
+
+
+def test_odd_command_lines_end_in_one_sentence(tmp_path: Path) -> None:
+    found = lines.campaign(tmp_path, every=8)
+    assert found["lines"] > 15
+    assert found["wrong"] == 0, found["examples"]
+
+
+def test_clients_at_once_are_all_answered(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
+    found = clients.campaign(tmp_path, 8, 2.0, pause=0.5)
+    assert found["requests"] >= 8
+    assert found["errors"] == 0
