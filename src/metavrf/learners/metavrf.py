@@ -60,7 +60,7 @@ class MetaVRFSettings(KernelSettings):
     """Does the context see the support's inputs only (the paper's reading) or its targets too?"""
     context_skip: bool = True
     """Add this task's own summary to the LSTM's output, which is bounded and slow to learn to pass it on."""
-    context_size: Natural = added(0, before=0)
+    context_size: Natural = added(0, before=0)  # noqa: RUF009 - a field
     """Units of the LSTM of many kernels. It reads what each task's support says of every kernel, corrects the weights
     that are carried on, and places kernels between the others. With 0 it has as many as there are features, and reads
     the task's summary, as with one kernel."""

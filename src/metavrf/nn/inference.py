@@ -108,8 +108,8 @@ class Context(nn.Module):
     the batch, from the state that the batches before it left; that state is kept in a buffer, so it is saved with the
     model. In evaluation every task is a sequence of one from that saved state: it depends neither on the other test
     tasks nor on their order. Streams are sequences at both times, and causal at test time: the backward direction then
-    sees a task alone; with ``causal`` in training too. ``skip`` adds the summary to the LSTM's bounded output. ``units``
-    is how many the LSTM has, 0 for as many as features.
+    sees a task alone; with ``causal`` in training too, so that it learns nothing that it will miss. ``skip`` adds the
+    summary to the LSTM's bounded output. ``units`` is how many the LSTM has, 0 for as many as features.
     """
 
     hidden: Tensor
