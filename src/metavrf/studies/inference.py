@@ -107,6 +107,7 @@ PLANS = {
         "mixed",
         {"metavrf": {"iterations": 6000}} | baselines(5) | baselines(10),
         [{"shot": shot, "tasks": 1000, "only": ["metavrf", *baselines(shot)], "adaptivity": True} for shot in (5, 10)],
+        [{"task": "mixed", "shot": shot, "tasks": 200} for shot in (5, 10)],
         processes=[{"task": "mixed", "shot": shot, "tasks": 200} for shot in (5, 10)],
         once=(*baselines(5), *baselines(10)),
     ),

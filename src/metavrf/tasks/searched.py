@@ -17,6 +17,8 @@ from metavrf.thinning import stand_ins
 if TYPE_CHECKING:
     from metavrf.tasks.families import Curve
 
+IMPOSSIBLE = -1e6  # log weight of a curve outside the family's ranges: finite, as there may be no other
+
 
 class Drawn(NamedTuple):
     """Curves of a kind: log weights ``[T, N]``, θ ``[T, N, axes]`` and coefficients ``[T, N, k]``."""
@@ -96,7 +98,8 @@ class SearchedLimit:
         log_likelihood = -0.5 * (misfit.square() + math.log(2 * math.pi * noise**2)).sum(-1)
         log_drawn = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         log_drawn = log_drawn - 0.5 * (normal.squeeze(-1).square() + math.log(2 * math.pi)).sum(-1)
-        return Drawn(kind.log_density(coefficients) + log_likelihood - log_drawn, theta, coefficients)
+        log_weight = kind.log_density(coefficients) + log_likelihood - log_drawn
+        return Drawn(log_weight.clamp_min(IMPOSSIBLE), theta, coefficients)
 
 
 def _cells(axes: int, count: int) -> tuple[Tensor, float]:
