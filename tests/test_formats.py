@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from metavrf import MetaVRFRegressor
 from metavrf.config import Config
 from metavrf.formats import FORMAT
 from metavrf.learners import LEARNERS
+from metavrf.learners.metavrf import MetaVRFSettings
 from metavrf.runs.directory import SHIPPED, Run
 from metavrf.settings import added
 from metavrf.spec import TaskSpec
@@ -403,9 +404,16 @@ def test_a_key_that_format_1_never_had_is_refused_by_name(text: str) -> None:
         read(without(FORMAT_1["sine"], 'learner = "metavrf"'))
 
 
+def test_a_run_from_before_the_lstm_of_many_kernels_had_a_size_reads_summaries() -> None:
+    now = Config.of("sine", context="lstm", stream=4)
+    assert now.model.context_size == 32
+    assert read(without(now.to_toml(), "context_size = 32")) == now.with_options(context_size=0)
+
+
 def test_format_2_is_written_whole_so_a_missing_key_is_refused_by_name() -> None:
     text = Config.of("omniglot").to_toml()
-    settings = [line for line in text.splitlines() if " = " in line and not line.startswith("format")]
+    since = [item.name for item in fields(MetaVRFSettings) if "before" in item.metadata]
+    settings = [line for line in text.splitlines() if " = " in line and not line.startswith(("format", *since))]
     assert len(settings) > 50
     for line in settings:
         with refused("there/config.toml", line.partition(" = ")[0]):
