@@ -65,7 +65,8 @@ class Recall(nn.Module):
             log_noise.exp(),
             log_prior.logsumexp(0) + weight + weight_by,
         )
-        shared = (*q[:4], log_prior)
-        joined = (torch.cat([mine, its.to(mine)]) for mine, its in zip(own, shared, strict=True))
+        pairs = zip(own, (*q[:4], log_prior), strict=True)
+        mean, stds, amplitude, noises, weights = (torch.cat([mine, shared.to(mine)]) for mine, shared in pairs)
         rough = None if q.rough is None else torch.cat([torch.zeros_like(q.rough[:1]).expand(OWN, -1), q.rough])
-        return Mixture(*joined, q.comb, rough, q.inferred), state._replace(evidence=after)
+        joined = Mixture(mean, stds, amplitude, noises, weights, q.comb, rough, q.inferred)
+        return joined, state._replace(evidence=after)
