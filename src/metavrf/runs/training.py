@@ -292,7 +292,7 @@ class Trainer:
         save_checkpoint(self.run, self.learner, self.optimizer, self.at, self.seed, rank=rank, ranks=ranks)
 
     def _calibrate_band(self) -> None:
-        """Set the 90 % band of the best model of functions by validation tasks of every size, in streams if trained so."""
+        """Set the 90 % band of the best model of functions by validation tasks as in training, of every size."""
         tensors, metadata = self.run.load_model()
         load_weights(self.learner, tensors, str(self.run.model_file))
         shape = self.config.episode
