@@ -41,8 +41,8 @@ class SearchedLimit:
     likelihood over the density that it was drawn from: importance sampling. ``CELLS`` cells of each task and kind then
     stand for all (see :func:`metavrf.thinning.stand_ins`), and are split in ``SPLIT``; the noise falls from
     ``noise[0]`` to ``noise[1]``. Observations have no noise, so this tempers the posterior, and what a search misses is
-    missing: the error is a little above that of the exact posterior. ``finer`` multiplies the numbers of cells; twice as
-    many change the mean squared error of 200 tasks of five points from 0.285 to 0.288.
+    missing: the error is a little above that of the exact posterior. ``finer`` multiplies the numbers of cells;
+    twice as many change the mean squared error of 200 tasks of five points from 0.285 to 0.288.
     """
 
     FIRST = 2**14
