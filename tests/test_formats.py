@@ -406,6 +406,12 @@ def test_a_key_that_format_1_never_had_is_refused_by_name(text: str) -> None:
         read(without(FORMAT_1["sine"], 'learner = "metavrf"'))
 
 
+def test_a_run_from_before_the_lstm_of_many_kernels_had_a_size_reads_summaries() -> None:
+    now = Config.of("sine", context="lstm", stream=4)
+    assert now.model.context_size == 32
+    assert read(without(now.to_toml(), "context_size = 32")) == now.with_options(context_size=0)
+
+
 def test_format_2_is_written_whole_so_a_missing_key_is_refused_by_name() -> None:
     text = Config.of("omniglot").to_toml()
     groups = (EpisodeSettings, DataSettings, EmbeddingSettings, MetaVRFSettings, TrainingSettings)

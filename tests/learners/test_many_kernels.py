@@ -29,6 +29,7 @@ from metavrf.learners.prototypical import Prototypical
 from metavrf.learners.shared import Shared
 from metavrf.nn.mixture import MixturePosterior
 from metavrf.nn.mlp import MLP, Raw
+from metavrf.nn.recall import OWN
 from metavrf.randomness import stream
 from metavrf.spec import TaskSpec
 from metavrf.tasks.functions import family
@@ -44,6 +45,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"moves": False, "rough": 2, "combs": 1, "candidates": 8},
     {"context": "lstm"},
     {"context": "bilstm", "context_inputs": "x"},
+    {"context": "lstm", "context_size": 8, "combs": 2, "rough": 1},
     {"unit_features": True},
 ]
 each_setting = pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -82,6 +84,9 @@ def vary(model: MetaVRF) -> MetaVRF:
                 assert isinstance(last, nn.Linear)
                 last.weight.uniform_(-0.2, 0.2, generator=generator)
             model.log_power.fill_(-1.0)
+        if model.recall is not None:
+            model.recall.correction.weight.uniform_(-0.5, 0.5, generator=generator)
+            model.recall.learned.add_(0.1 * torch.randn(model.recall.learned.shape, generator=generator))
         if isinstance(model.head, MixtureHead):
             for parameter in model.head.parameters():
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
@@ -382,7 +387,15 @@ def train_briefly(model: Any, batches: list[Episodes], lr: float = 5e-3) -> list
 
 
 @pytest.mark.parametrize(
-    "settings", [{"combs": 2}, {"kl_weight": 0.1}, {"context": "lstm"}, {"context": "bilstm"}], ids=str
+    "settings",
+    [
+        {"combs": 2},
+        {"kl_weight": 0.1},
+        {"context": "lstm"},
+        {"context": "bilstm"},
+        {"context": "lstm", "context_size": 8, "moves": False},
+    ],
+    ids=str,
 )
 def test_every_parameter_of_a_mixture_has_a_gradient(settings: dict[str, Any]) -> None:
     streams = settings.get("context") in ("lstm", "bilstm")
@@ -456,12 +469,22 @@ def test_shared_learns_one_kernel_that_is_the_same_for_all_tasks(train_kernel: s
 # Streams
 
 
-each_context = pytest.mark.parametrize("context", ["bayes", "lstm", "bilstm"])
+each_context = pytest.mark.parametrize(
+    "settings",
+    [
+        {"context": "bayes"},
+        {"context": "lstm"},
+        {"context": "bilstm"},
+        {"context": "lstm", "context_size": 8, "moves": False},
+        {"context": "bilstm", "context_size": 8},
+    ],
+    ids=str,
+)
 
 
 @each_context
-def test_a_task_of_a_stream_sees_the_supports_before_it_and_nothing_else(context: str) -> None:
-    model, episodes = curves(length=4, context=context), drifting()
+def test_a_task_of_a_stream_sees_the_supports_before_it_and_nothing_else(settings: dict[str, Any]) -> None:
+    model, episodes = curves(length=4, **settings), drifting()
     before = model.predict(episodes).mean
     other_queries = episodes.query_x.clone()
     other_queries[2] += 1
@@ -477,8 +500,8 @@ def test_a_task_of_a_stream_sees_the_supports_before_it_and_nothing_else(context
 
 
 @each_context
-def test_a_stream_one_by_one_is_the_stream_at_once(context: str) -> None:
-    model, episodes = curves(length=4, context=context), drifting()
+def test_a_stream_one_by_one_is_the_stream_at_once(settings: dict[str, Any]) -> None:
+    model, episodes = curves(length=4, **settings), drifting()
     together = model.predict(episodes)
     assert together.std is not None
     for number in range(2):
@@ -512,8 +535,27 @@ def test_plain_bayes_in_a_stream_is_the_evidence_of_all_supports_so_far() -> Non
     close(in_stream.log_weights.unflatten(1, (2, 4)).exp(), expected.exp())
 
 
-def test_classes_may_form_streams() -> None:
-    model, episodes = classes(context="bayes"), replace(blobs(4), stream=4)
+@pytest.mark.parametrize("context", ["lstm", "bilstm"])
+def test_an_lstm_starts_as_plain_bayes_but_for_the_weight_of_the_kernels_between(context: str) -> None:
+    plain = curves(length=4, context="bayes", moves=False, embedding=Raw(1))
+    model = curves(length=4, context=context, context_size=8, moves=False, embedding=Raw(1))
+    assert model.recall is not None and isinstance(model.head, MixtureHead)
+    weights = plain.state_dict()
+    weights["head.waves"] = torch.cat([torch.zeros(OWN, 1, 2, 1), weights["head.waves"]])
+    model.load_state_dict(weights, strict=False)
+    for parameter in (*model.recall.correction.parameters(), model.recall.learned):
+        nn.init.zeros_(parameter)
+    episodes = drifting()
+    found, expected = (m.inferred(m.embedded(episodes)).log_weights for m in (model, plain))
+    assert found is not None and expected is not None
+    close(found[OWN:].softmax(0), expected.exp(), 3e-3)  # the carry forgets a three-thousandth a task
+    nn.init.constant_(model.recall.learned, -10)
+    close(model.predict(episodes).mean, plain.predict(episodes).mean, 3e-3)
+
+
+@pytest.mark.parametrize("settings", [{"context": "bayes"}, {"context": "lstm", "context_size": 8}], ids=str)
+def test_classes_may_form_streams(settings: dict[str, Any]) -> None:
+    model, episodes = classes(**settings), replace(blobs(4), stream=4)
     together, tasks = model.predict(episodes).mean, model.stream()
     for row in range(4):
         close(tasks.solve(replace(episodes, stream=1)[row : row + 1]).mean[0], together[row])

@@ -374,7 +374,7 @@ def test_families_carry_the_limits_that_are_known() -> None:
         "gp-mixed": {"Bayes-optimal"},
         "gp-periodic": {"Bayes-optimal"},
         "gp-rbf": {"Bayes-optimal"},
-        "mixed": set(),
+        "mixed": {"Bayes-optimal"},
         "sine": sines,
         "sine-drift": sines,
         "sine-maml": sines,

@@ -229,10 +229,13 @@ class MixtureHead(nn.Module):
             self.register_buffer("band", torch.full((len(BAND_NODES),), 0.9))
 
     def mean_function(self, z: Tensor, q: Spectral) -> Tensor:
-        """m(x) of each kernel ``[K, T, N, p]``, of features ``z [T, N, d]``: linear in them, and a wave at its peak."""
+        """m(x) of each kernel ``[K, T, N, p]``, of features ``z [T, N, d]``: linear in them, and a wave at its peak.
+
+        Where ``q`` has fewer kernels than there are, they are the last.
+        """
         phase = torch.einsum("tnd,mtd->mtn", z, q.mean.to(z))
         wave = torch.stack([phase.cos(), phase.sin()], dim=-1)  # [K, T, N, 2]
-        own = self.own_waves()
+        own = self.own_waves()[-len(wave) :]
         times = len(wave) // len(own)
         waves = wave @ (own if times == 1 else torch.cat([own] * times))
         return self.line(z) + waves
@@ -264,9 +267,9 @@ class MixtureHead(nn.Module):
         return ridge.solve(kernel, targets, self.noise(q))
 
     def scaled(self, fit: Tensor) -> Tensor:
-        """γ·fit ``[K, T, N, C]``, γ each kernel's own."""
-        times = len(fit) // len(self.log_gamma)
-        return torch.cat([self.log_gamma] * times).exp() * fit
+        """γ·fit ``[K, T, N, C]``, γ each kernel's own; of fewer kernels than there are, they are the last."""
+        own = self.log_gamma[-len(fit) :]
+        return torch.cat([own] * (len(fit) // len(own))).exp() * fit
 
     def noise(self, q: Spectral) -> Tensor:
         """λ/a², in double precision and kept from zero."""

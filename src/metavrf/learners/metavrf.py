@@ -42,8 +42,9 @@ from metavrf.nn.combs import CombPrior
 from metavrf.nn.inference import Carry, Context, Memory, Prior, TaskSummary, gaussian_kl
 from metavrf.nn.mixture import Mixture, MixturePosterior
 from metavrf.nn.mlp import GaussianMLP
+from metavrf.nn.recall import OWN, Recall
 from metavrf.prediction import Prediction
-from metavrf.settings import Count, Natural, NotNegative, Positive
+from metavrf.settings import Count, Natural, NotNegative, Positive, added
 
 NOTHING = Memory()
 NOISY = 1e-3  # noise in units of the amplitude, from which on it is the noise of observations
@@ -60,6 +61,10 @@ class MetaVRFSettings(KernelSettings):
     """Does the context see the support's inputs only (the paper's reading) or its targets too?"""
     context_skip: bool = True
     """Add this task's own summary to the LSTM's output, which is bounded and slow to learn to pass it on."""
+    context_size: Natural = added(0, before=0)
+    """Units of the LSTM of many kernels. It reads what each task's support says of every kernel, corrects the weights
+    that are carried on, and places kernels between the others. With 0 it has as many as there are features, and reads
+    the task's summary, as with one kernel."""
     components: Count = 1
     """Number M of kernels, each weighted by its evidence on the support; 1 is the paper's."""
     combs: Natural = 0
@@ -105,6 +110,7 @@ MANY_KERNELS: dict[str, Any] = {
     "guards": 9,
     "context": "none",
     "context_inputs": "xy",
+    "context_size": 32,
     "train_kernel": "exact",
     "kl_weight": 0.0,
     "lr": 4e-3,
@@ -187,6 +193,7 @@ class MetaVRF(KernelLearner):
             "context": "bilstm",
             "context_inputs": "x",
             "context_skip": False,
+            "context_size": 0,
             "components": 1,
             "combs": 0,
             "guards": 0,
@@ -205,8 +212,9 @@ class MetaVRF(KernelLearner):
         labels = settings.context_inputs == "xy"
         many = settings.components > 1
         recurrent = settings.context in ("lstm", "bilstm")
-        looks = not many or settings.moves or recurrent  # or else the evidence alone tells tasks apart
-        self.context = Context(settings.context, features, skip=settings.context_skip)
+        recalls = many and recurrent and settings.context_size > 0
+        looks = not many or settings.moves or (recurrent and not recalls)  # or the evidence alone tells tasks apart
+        self.context = Context("none" if recalls else settings.context, features, skip=settings.context_skip)
         self.summary = TaskSummary(features, targets, labels=labels) if looks else None
         self.prior = Prior(features) if not many or (settings.moves and settings.kl_weight) else None
         if not many:
@@ -214,12 +222,13 @@ class MetaVRF(KernelLearner):
             self.posterior: GaussianMLP | MixturePosterior = GaussianMLP(
                 self.context.size, features, features, alike=not labels
             )
-            self.carry = self.combs = None
+            self.carry = self.combs = self.recall = None
             if settings.candidates:
                 raise UserError(f"candidates = {settings.candidates} are weighed beside --components of 2 or more")
             return
+        self.recall = Recall(settings.context, settings.components, settings.context_size) if recalls else None
         self.head = MixtureHead(
-            settings.components,
+            settings.components + (OWN if recalls else 0),
             features,
             targets=targets,
             gamma=settings.gamma,
@@ -239,10 +248,10 @@ class MetaVRF(KernelLearner):
             noise=settings.noise,
         )
         carries = settings.context == "bayes" or (recurrent and stream > 1)
-        self.carry = Carry(learned=recurrent) if carries else None
+        self.carry = Carry(learned=recurrent) if carries and not recalls else None
         self.components = settings.components
         self.combs = CombPrior(features) if settings.candidates else None
-        if self.combs is not None and (targets is None or carries):
+        if self.combs is not None and (targets is None or carries or recalls):
             raise UserError(
                 f"candidates = {settings.candidates} are kernels of one task of a function: leave them out for classes "
                 "and where weights are carried from task to task"
@@ -297,7 +306,7 @@ class MetaVRF(KernelLearner):
     def remember(self, prediction: Prediction) -> None:
         """Let the next training step start from the state this one left; streams each start anew."""
         if self.stream_length == 1 and isinstance(prediction.memory, Memory):
-            self.context.remember(prediction.memory)
+            (self.context if self.recall is None else self.recall.context).remember(prediction.memory)
 
     def infer(self, episodes: Episodes) -> Spectral:
         """q(ω|h), h the context of the task's summary."""
@@ -313,9 +322,18 @@ class MetaVRF(KernelLearner):
             mean, log_variance = self.posterior(h)
             return one_kernel(mean, torch.exp(0.5 * log_variance)), state, (mean, log_variance)
         mixture: Mixture = self.posterior(h, episodes.tasks)
+        if self.recall is not None:
+            mixture, state = self.recall(mixture, self._evidence(episodes, mixture), memory, episodes.stream)
         q = Spectral(*mixture[:7])
         q = q if self.combs is None else self._with_combs(q, episodes)
         return q if self.training or episodes.way is not None else _doubted(q, episodes), state, mixture.inferred
+
+    def _evidence(self, episodes: Episodes, mixture: Mixture) -> Tensor:
+        """What the support says of the kernels that all tasks share, to the power τ: ``[M, T]``."""
+        assert isinstance(self.head, MixtureHead)
+        q, task = Spectral(*mixture[:7]), episodes.asking(episodes.query_x[:, :0])
+        gram = Exact().gram(task.support_x, q, task.support_x.shape[1])
+        return self.log_power.exp() * self.head.evidence(self.head.fit(gram, q, task), q, gram, task)
 
     def _with_combs(self, q: Spectral, episodes: Episodes) -> Spectral:
         """The kernels, and after them the periodic ones that were found for each task; see ``kernels/search.py``.

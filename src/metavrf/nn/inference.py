@@ -108,21 +108,23 @@ class Context(nn.Module):
     the batch, from the state that the batches before it left; that state is kept in a buffer, so it is saved with the
     model. In evaluation every task is a sequence of one from that saved state: it depends neither on the other test
     tasks nor on their order. Streams are sequences at both times, and causal at test time: the backward direction then
-    sees a task alone. ``skip`` adds the summary to the LSTM's bounded output.
+    sees a task alone; with ``causal`` in training too, so that it learns nothing that it will miss. ``skip`` adds the
+    summary to the LSTM's bounded output. ``units`` is how many the LSTM has, 0 for as many as features.
     """
 
     hidden: Tensor
     cell: Tensor
 
-    def __init__(self, kind: str, features: int, *, skip: bool = False) -> None:
+    def __init__(self, kind: str, features: int, *, skip: bool = False, units: int = 0, causal: bool = False) -> None:
         super().__init__()
-        self.skip = skip
-        self.size = 2 * features if kind == "bilstm" else features
+        self.skip, self.causal = skip, causal
+        units = units or features
+        self.size = 2 * units if kind == "bilstm" else units
         recurrent = kind in ("lstm", "bilstm")
-        self.lstm = nn.LSTM(features, features, bidirectional=kind == "bilstm") if recurrent else None
+        self.lstm = nn.LSTM(features, units, bidirectional=kind == "bilstm") if recurrent else None
         if self.lstm is not None:
-            self.register_buffer("hidden", torch.zeros(1, 1, features))
-            self.register_buffer("cell", torch.zeros(1, 1, features))
+            self.register_buffer("hidden", torch.zeros(1, 1, units))
+            self.register_buffer("cell", torch.zeros(1, 1, units))
 
     def remember(self, memory: Memory) -> None:
         """Start from this state from now on: what a training step leaves to the next, and at last to the model."""
@@ -140,7 +142,7 @@ class Context(nn.Module):
         sequences = summary.unflatten(0, (-1, length)).transpose(0, 1)  # [N, B, d]
         batch = sequences.shape[1]
         hidden, cell = (state.expand(1, batch, -1) for state in start)
-        if self.training:
+        if self.training and not self.causal:
             h, memory = self._sequence(self.lstm, sequences, hidden, cell)
         else:
             h, memory = self._causal(self.lstm, sequences, hidden, cell)
@@ -167,7 +169,7 @@ class Context(nn.Module):
         output = torch.stack(outputs)
         if lstm.bidirectional:
             flat = x.flatten(0, 1)
-            zero = torch.zeros_like(flat)
+            zero = flat.new_zeros(len(flat), lstm.hidden_size)
             alone = torch.lstm_cell(flat, (zero, zero), *weights("_reverse"))[0].unflatten(0, x.shape[:2])
             output = torch.cat([output, alone], dim=-1)
         return output, Memory(state[0].unsqueeze(0), state[1].unsqueeze(0))

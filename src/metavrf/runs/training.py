@@ -328,14 +328,14 @@ class Trainer:
         save_checkpoint(self.run, self.learner, self.optimizer, self.at, self.seed, rank=rank, ranks=ranks)
 
     def _calibrate_band(self) -> None:
-        """Set the 90 % band of the best model of functions by validation tasks of every size it was trained on."""
+        """Set the 90 % band of the best model of functions by validation tasks as in training, of every size."""
         tensors, metadata = self.run.load_model()
         load_weights(self.learner, tensors, str(self.run.model_file))
         shape = self.config.episode
         sizes = range(shape.train_shot or shape.shot, (shape.most_shot or shape.train_shot or shape.shot) + 1)
         draw = stream(self.config.training.seed, "validation", 1)
         tasks = [
-            self.tasks.held_out("val", TASKS_FOR_BAND, replace(shape, shot=samples, stream=1), draw)
+            self.tasks.held_out("val", TASKS_FOR_BAND, replace(shape, shot=samples), draw)
             for samples in BAND_NODES
             if samples in sizes
         ]

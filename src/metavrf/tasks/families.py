@@ -10,6 +10,7 @@ from torch import Tensor
 
 from metavrf.tasks.functions import FunctionFamily, register_family
 from metavrf.tasks.oracles import GaussianProcessLimit, Oracle
+from metavrf.tasks.searched import SearchedLimit
 
 JITTER = 1e-8  # of the variance, to draw from a covariance whose smallest eigenvalues round to below 0
 AT_ONCE = 200  # tasks whose covariances are held at a time
@@ -33,8 +34,47 @@ class MixedFamily(FunctionFamily):
         return values
 
 
-class Wave(FunctionFamily):
+class Curve(FunctionFamily):
+    """A kind whose functions are Σ c·f(x, θ): linear in all but a few parameters θ, the ``searched``.
+
+    Attributes:
+        searched: names of θ; the others are coefficients.
+        swings: pairs of coefficients that are an amplitude A and a phase b, uniform on a whole turn; A·sin(· + b) is
+            linear in A·cos b and A·sin b.
+    """
+
+    searched: ClassVar[tuple[str, ...]] = ()
+    swings: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    @property
+    def plain(self) -> tuple[str, ...]:
+        """The coefficients that are not of a swing."""
+        return tuple(name for name in self.parameters if name not in {*self.searched, *sum(self.swings, ())})
+
+    def basis(self, x: Tensor, **theta: Tensor) -> Tensor:
+        """f(x, θ) ``[..., N, k]`` at ``x [..., N]``, given each of θ as ``[..., 1]``: swings first."""
+        none = {name: x.new_zeros(1) for name in self.parameters if name not in theta}
+        one = x.new_ones(1)
+        given = [{a: one, b: at * one} for a, b in self.swings for at in (0.0, 0.5 * math.pi)]
+        given += [{name: one} for name in self.plain]
+        return torch.stack([self.evaluate(x, **{**none, **theta, **coefficient}) for coefficient in given], dim=-1)
+
+    def log_density(self, coefficients: Tensor) -> Tensor:
+        """Of the prior at ``coefficients [..., k]``; minus infinity outside its ranges."""
+        swings, plain = coefficients.split([2 * len(self.swings), len(self.plain)], dim=-1)
+        sizes = torch.cat([swings.unflatten(-1, (-1, 2)).norm(dim=-1), plain], dim=-1)
+        names = (*(amplitude for amplitude, _ in self.swings), *self.plain)
+        low, high = torch.tensor([self.parameters[name] for name in names], dtype=sizes.dtype).mT
+        turns = 2 * math.pi * sizes[..., : len(self.swings)]
+        density = -(high - low).log().sum() - turns.log().sum(-1)
+        return torch.where(((sizes >= low) & (sizes <= high)).all(-1), density, -math.inf)
+
+
+class Wave(Curve):
     """Sines from slow to fast."""
+
+    searched = ("frequency",)
+    swings = (("amplitude", "phase"),)
 
     parameters = {"amplitude": (1.0, 3.0), "frequency": (0.3, 6.0), "phase": (0.0, 2 * math.pi)}
 
@@ -43,8 +83,10 @@ class Wave(FunctionFamily):
         return parameters["amplitude"] * torch.sin(parameters["frequency"] * x + parameters["phase"])
 
 
-class Sawtooth(FunctionFamily):
+class Sawtooth(Curve):
     """Ramps from -height to height, rising or falling."""
+
+    searched = ("period", "phase")
 
     parameters = {"slope": (-1.0, 1.0), "height": (1.0, 3.0), "period": (1.5, 6.0), "phase": (0.0, 1.0)}
 
@@ -53,9 +95,24 @@ class Sawtooth(FunctionFamily):
         ramp = 2 * ((x / parameters["period"] + parameters["phase"]) % 1.0) - 1
         return parameters["slope"].sign() * parameters["height"] * ramp
 
+    @property
+    def plain(self) -> tuple[str, ...]:
+        """The height, whose sign is that of the slope."""
+        return ("height",)
 
-class Step(FunctionFamily):
+    def basis(self, x: Tensor, **theta: Tensor) -> Tensor:
+        """The rising ramp."""
+        return super().basis(x, slope=x.new_ones(1), **theta)
+
+    def log_density(self, coefficients: Tensor) -> Tensor:
+        """Rising or falling alike."""
+        return super().log_density(coefficients.abs()) - math.log(2)
+
+
+class Step(Curve):
     """One level to the left of a place, another to the right."""
+
+    searched = ("place",)
 
     parameters = {"left": (-3.0, 3.0), "right": (-3.0, 3.0), "place": (-4.0, 4.0)}
 
@@ -64,7 +121,7 @@ class Step(FunctionFamily):
         return torch.where(x < parameters["place"], parameters["left"], parameters["right"])
 
 
-class Line(FunctionFamily):
+class Line(Curve):
     """Straight lines."""
 
     parameters = {"slope": (-0.7, 0.7), "middle": (-2.0, 2.0)}
@@ -74,8 +131,10 @@ class Line(FunctionFamily):
         return parameters["slope"] * x + parameters["middle"]
 
 
-class Parabola(FunctionFamily):
+class Parabola(Curve):
     """Parabolas that open upwards or downwards."""
+
+    searched = ("vertex",)
 
     parameters = {"bend": (-0.18, 0.18), "vertex": (-2.5, 2.5), "middle": (-1.5, 1.5)}
 
@@ -84,8 +143,11 @@ class Parabola(FunctionFamily):
         return parameters["bend"] * ((x - parameters["vertex"]).square() - 10) + parameters["middle"]
 
 
-class Damped(FunctionFamily):
+class Damped(Curve):
     """Oscillations that die away from left to right."""
+
+    searched = ("decay", "frequency")
+    swings = (("amplitude", "phase"),)
 
     parameters = {"amplitude": (2.0, 5.0), "decay": (0.1, 0.4), "frequency": (1.0, 6.0), "phase": (0.0, 2 * math.pi)}
 
@@ -95,8 +157,11 @@ class Damped(FunctionFamily):
         return parameters["amplitude"] * torch.exp(-parameters["decay"] * (x - self.domain[0])) * swing
 
 
-class TwoWaves(FunctionFamily):
+class TwoWaves(Curve):
     """Sums of two sines."""
+
+    searched = ("frequency1", "frequency2")
+    swings = (("amplitude1", "phase1"), ("amplitude2", "phase2"))
 
     parameters = {f"{name}{i}": ends for i in "12" for name, ends in Wave.parameters.items()} | {
         "amplitude1": (0.5, 2.0),
@@ -114,7 +179,11 @@ class TwoWaves(FunctionFamily):
 class Mixed(MixedFamily):
     """Each task is a sine, a saw tooth, a step, a line, a parabola, a damped wave or a sum of two sines."""
 
-    kinds = (Wave(), Sawtooth(), Step(), Line(), Parabola(), Damped(), TwoWaves())
+    kinds: ClassVar[tuple[Curve, ...]] = (Wave(), Sawtooth(), Step(), Line(), Parabola(), Damped(), TwoWaves())
+
+    def oracles(self) -> dict[str, Oracle]:
+        """The posterior over kinds and parameters, by a search."""
+        return {"Bayes-optimal": SearchedLimit(self.kinds)}
 
 
 class GaussianProcess(FunctionFamily):

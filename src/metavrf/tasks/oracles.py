@@ -4,7 +4,7 @@ They see each task alone, so that on streams of related tasks a learner that rem
 
 ``AffineLimit`` bounds every predictor of sines that is affine in the support's y, as MetaVRF is when its context sees
 only x. ``BayesLimit`` and ``NoisyBayesLimit`` bound every predictor of sines, ``GaussianProcessLimit`` every one of
-Gaussian processes.
+Gaussian processes. ``tasks/searched.py`` has that of curves of several kinds.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _merged(weight: Tensor, mean: Tensor, variance: Tensor) -> Components:
     return Components(total.log(), first, (second - first.square()).clamp_min(1e-12).masked_fill(empty, 1))
 
 
-def _told(parts: Sequence[Components]) -> Prediction:
+def told(parts: Sequence[Components]) -> Prediction:
     """The prediction of mixtures of equally many components, ``[T, K]`` and ``[T, Q, K]``."""
     log_weights, mean, variance = (torch.cat(part) for part in zip(*parts, strict=True))
     weight = log_weights.exp().unsqueeze(1)
@@ -144,7 +144,7 @@ class BayesLimit:
         """The posterior as a mixture; needs two support points or more."""
         if episodes.support_x.shape[1] < 2:
             raise UserError("the Bayes limit needs at least 2 shots")
-        return _told([self._solve(chunk) for chunk in episodes.batches(self.CHUNK)])
+        return told([self._solve(chunk) for chunk in episodes.batches(self.CHUNK)])
 
     def _solve(self, episodes: Episodes) -> Components:
         x, y = episodes.support_x.squeeze(-1).double(), episodes.support_y.squeeze(-1).double()
@@ -198,7 +198,7 @@ class NoisyBayesLimit:
 
     def __call__(self, episodes: Episodes) -> Prediction:
         """The posterior as a mixture."""
-        return _told([self._solve(chunk) for chunk in episodes.batches(max(1, self.AT_ONCE // len(self.phase)))])
+        return told([self._solve(chunk) for chunk in episodes.batches(max(1, self.AT_ONCE // len(self.phase)))])
 
     def _solve(self, episodes: Episodes) -> Components:
         x, y = episodes.support_x.squeeze(-1).double(), episodes.support_y.squeeze(-1).double()
@@ -327,7 +327,7 @@ class GaussianProcessLimit:
         """The posterior as a mixture."""
         parts = [self._solve(chunk) for chunk in episodes.batches(self.TASKS)]
         most = max(part.log_weights.shape[1] for part in parts)
-        return _told([_padded(part, most) for part in parts])
+        return told([_padded(part, most) for part in parts])
 
     def _solve(self, episodes: Episodes) -> Components:
         x, y = episodes.support_x.squeeze(-1).double(), episodes.support_y.double()
