@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import vmap
 
 from metavrf.config import Config
@@ -18,6 +18,8 @@ from metavrf.learners import LEARNERS
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.measuring import embed_once
 from metavrf.learners.prototypical import Prototypical
+from metavrf.learners.stream import Stream
+from metavrf.nn.embeddings import ConvNet
 from metavrf.randomness import stream
 from metavrf.spec import TaskSpec
 from pretended_device import DEVICE, MixedDevicesError, Placed, assert_placed, pretended_device
@@ -160,3 +162,118 @@ def test_a_learner_trains_and_answers_on_another_device_as_on_the_cpu(case: str)
     for key, value in said.items():
         assert type(said_there[key]) is Tensor  # back on the CPU
         torch.testing.assert_close(said_there[key], value, msg=key)
+
+
+def test_a_stream_remembers_on_the_device_and_answers_on_the_cpu() -> None:
+    here, tasks = make("metavrf", "functions", MIXTURE | FEATURES | {"context": "bilstm", "stream": 2})
+    learner, days = copy.deepcopy(here), [replace(tasks, stream=1)[day : day + 1] for day in range(2)]
+
+    def remembered(stream: Stream) -> Tensor:
+        return torch.cat([stream.solve(day).mean for day in days])
+
+    alone = remembered(here.eval().stream())
+    with pretended_device():
+        stream_there = learner.eval().to(DEVICE).stream()
+        found = remembered(stream_there)
+    assert isinstance(stream_there.memory.hidden, Placed)
+    torch.testing.assert_close(found, alone)
+
+
+# The test itself
+
+
+class Wrong(Prototypical):
+    """A learner with a mistake that no CPU shows."""
+
+    def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
+        mistake = self.mistake(episodes.query_x)
+        return super().solve(replace(episodes, query_x=episodes.query_x + 0 * mistake), memory, generator)
+
+    def mistake(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class NewTensor(Wrong):
+    def mistake(self, x: Tensor) -> Tensor:
+        return x * torch.arange(x.shape[-1])
+
+
+class InsideVmap(Wrong):
+    def mistake(self, x: Tensor) -> Tensor:
+        return vmap(lambda row: row * torch.ones(row.shape[-1]))(x)
+
+
+class NotABuffer(Wrong):
+    def setup(self, generator: torch.Generator) -> None:
+        self.scale = torch.ones(8)
+
+    def mistake(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class Index(Wrong):
+    def mistake(self, x: Tensor) -> Tensor:
+        return x[:, torch.zeros(1, dtype=torch.long)]
+
+
+class DrawnThere(Wrong):
+    def mistake(self, x: Tensor) -> Tensor:
+        return torch.randn_like(x)
+
+
+class DrawnThereByTheGlobalGenerator(Wrong):
+    def mistake(self, x: Tensor) -> Tensor:
+        return torch.randn(x.shape, device=x.device)
+
+
+class ByNumPy(Wrong):
+    def mistake(self, x: Tensor) -> Tensor:
+        return x * float(x.detach().numpy().mean())
+
+
+class _InBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * torch.ones(gradient.shape[-1])
+
+
+class InBackward(Wrong):
+    def mistake(self, x: Tensor) -> Tensor:
+        return _InBackward.apply(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (NewTensor, "aten.mul.Tensor mixes devices: \\[8\\] is on the CPU"),
+        (InsideVmap, "aten.mul.Tensor mixes devices"),
+        (NotABuffer, "aten.mul.Tensor mixes devices"),
+        (Index, "aten.index.Tensor mixes devices"),
+        (DrawnThere, "aten.randn_like.default draws on the device"),
+        (DrawnThereByTheGlobalGenerator, "aten.randn.default draws on the device"),
+        (ByNumPy, "numpy"),
+        (InBackward, "aten.mul.Tensor mixes devices"),
+    ],
+)
+def test_a_mistake_of_placement_is_found(wrong: type[Wrong], sentence: str) -> None:
+    _, tasks = make("prototypical", "classes", {})
+    learner = wrong(ConvNet((1, 12, 12), blocks=4, channels=8), PICTURES)
+    step(learner, tasks)  # nothing is wrong on the CPU
+    with pretended_device(), pytest.raises((MixedDevicesError, RuntimeError), match=sentence):
+        step(learner.to(DEVICE), tasks)
+
+
+def test_numbers_without_a_dimension_may_mix_as_on_a_gpu() -> None:
+    with pretended_device():
+        x = torch.arange(3.0).to(DEVICE)
+        assert (x * torch.tensor(2.0)).cpu().tolist() == [0.0, 2.0, 4.0]
+        assert isinstance(x.new_tensor([1.0]), Placed)
+        assert isinstance(torch.tensor([1.0], device=x.device), Placed)
+        with pytest.raises(MixedDevicesError, match="aten.stack.default mixes devices"):
+            torch.stack([x[0], torch.tensor(2.0)])
+        with pytest.raises(MixedDevicesError):
+            torch.ones(3) + x[0]  # the other way round a GPU refuses it
