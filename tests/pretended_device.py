@@ -39,6 +39,7 @@ class Placed(Tensor):
     """A tensor on the pretended device."""
 
     numbers: Tensor
+    is_meta = False  # PyTorch takes it for a tensor without numbers elsewhere
 
     @staticmethod
     def __new__(cls, numbers: Tensor) -> Placed:
