@@ -55,7 +55,7 @@ class Placed(Tensor):
         placed.numbers = numbers
         return placed
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"Placed({self.numbers})"
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
@@ -67,7 +67,9 @@ class Placed(Tensor):
         return Placed(inner["numbers"])
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return compute(func, args, kwargs or {})
 
 

@@ -46,7 +46,9 @@ class Prediction:
         if self.mean.device == device:
             return self
         tensors = {name: getattr(self, name) for name in ("mean", "samples", "std", "loss", "variance", "log_weights")}
-        moved = {name: None if tensor is None else tensor.to(device) for name, tensor in tensors.items()}
+        moved: dict[str, Any] = {
+            name: None if tensor is None else tensor.to(device) for name, tensor in tensors.items()
+        }
         return replace(self, **moved, terms={name: term.to(device) for name, term in self.terms.items()})
 
     @property

@@ -119,7 +119,7 @@ def train(
 
 def make_fabric(settings: TrainingSettings) -> Fabric:
     """Lightning Fabric for this many processes, or for those torchrun has started."""
-    devices = int(os.environ.get("LOCAL_WORLD_SIZE", settings.devices))  # torchrun decides, where it is used
+    devices = _devices(settings)
     nodes = int(os.environ.get("WORLD_SIZE", devices)) // devices
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     # Each rank carries its own context state, so buffers are not broadcast.
@@ -129,16 +129,22 @@ def make_fabric(settings: TrainingSettings) -> Fabric:
 
 def accelerator(settings: TrainingSettings) -> str:
     """Where to train: what is asked for, if this machine has enough of it."""
-    there = {"cpu": settings.devices, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    devices = _devices(settings)
+    there = {"cpu": devices, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     chosen = settings.accelerator
     if chosen == "auto":  # not mps, which has no double precision
-        chosen = "cuda" if there["cuda"] >= settings.devices else "cpu"
-    if there[chosen] < settings.devices:
+        chosen = "cuda" if there["cuda"] >= devices else "cpu"
+    if there[chosen] < devices:
         raise UserError(
-            f"accelerator = {chosen!r} needs {settings.devices} of them, and PyTorch finds {there[chosen]} here: "
+            f"accelerator = {chosen!r} needs {devices} of them, and PyTorch finds {there[chosen]} here: "
             "give --accelerator cpu, or fewer --devices"
         )
     return chosen
+
+
+def _devices(settings: TrainingSettings) -> int:
+    """Processes on this machine; torchrun decides, where it is used."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", settings.devices))
 
 
 class Trainer:
