@@ -45,10 +45,8 @@ class Prediction:
         """The same answers on a device; a memory stays where the learner is, which is asked with it again."""
         if self.mean.device == device:
             return self
-        tensors = {name: getattr(self, name) for name in ("mean", "samples", "std", "loss", "variance", "log_weights")}
-        moved: dict[str, Any] = {
-            name: None if tensor is None else tensor.to(device) for name, tensor in tensors.items()
-        }
+        names = ("mean", "samples", "std", "loss", "variance", "log_weights")
+        moved: dict[str, Any] = {name: t.to(device) for name in names if (t := getattr(self, name)) is not None}
         return replace(self, **moved, terms={name: term.to(device) for name, term in self.terms.items()})
 
     @property
