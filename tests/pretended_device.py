@@ -55,7 +55,7 @@ class Placed(Tensor):
         placed.numbers = numbers
         return placed
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Placed({self.numbers})"
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
