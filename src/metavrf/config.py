@@ -57,6 +57,9 @@ class TrainingSettings:
     precision: Literal["32", "bf16-mixed"] = added("32", before="32")
     """Numbers the embedding of pictures is trained in: 32 bits, or mostly 16, which is faster where the processor has
     instructions for them. Everything else has 32 bits or more."""
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = added("auto", before="cpu")
+    """Where the learner is trained: on the CPU, or on a GPU of NVIDIA (cuda) or Apple (mps, without the double
+    precision that kernels need). 'auto' takes cuda where it is there, else the CPU. Tasks are drawn on the CPU."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """Learning rate after the warm-up: down to zero along a cosine, or constant."""
     warmup: Natural = 100
@@ -72,7 +75,7 @@ class TrainingSettings:
     patience: Natural = 0
     """Stop early after this many validations without a better one; 0 for never."""
     devices: Count = 1
-    """Processes that share each batch of tasks."""
+    """Processes that share each batch of tasks; with --accelerator cuda, one for each GPU."""
     threads: Annotated[int, Range(least=0, below=1025)] = 0
     """CPU threads per process; 0 for PyTorch's own choice. Functions take 1: their steps are small."""
     tensorboard: bool = False
@@ -157,10 +160,8 @@ class Config(Generic[Own]):
     def build(self, spec: TaskSpec | None = None) -> Learner:
         """A new learner for tasks as ``spec`` says, its weights drawn from the seed."""
         spec = replace(spec or TaskSpec(), way=self.episode.way, stream=self.episode.stream)
-        learner = build(self.learner, self.embedding, spec, self.model, self.training.seed)
-        if self.training.classify_weight:
-            learner.classify(self.training.classify_weight)
-        return learner
+        weight = self.training.classify_weight
+        return build(self.learner, self.embedding, spec, self.model, self.training.seed, classify_weight=weight)
 
     def to_toml(self) -> str:
         """The text of config.toml."""

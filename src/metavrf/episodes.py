@@ -136,6 +136,18 @@ class Episodes:
         """The same tasks with the bank's rows in place of their numbers."""
         return self if self.bank is None else self.embedded(lambda x: x)
 
+    def to(self, device: torch.device) -> Episodes:
+        """The same tasks on a device. A bank stays where it is: of it the samples that the tasks use are moved."""
+        if self.support_y.device == device:
+            return self
+        tasks = self.looked_up()
+        query_y = None if tasks.query_y is None else tasks.query_y.to(device)
+        classes = None if tasks.classes is None else tasks.classes.to(device)
+        support_x, support_y, query_x = (t.to(device) for t in (tasks.support_x, tasks.support_y, tasks.query_x))
+        return replace(
+            tasks, support_x=support_x, support_y=support_y, query_x=query_x, query_y=query_y, classes=classes
+        )
+
     def __getitem__(self, tasks: slice | Tensor) -> Episodes:
         """Some of the tasks, by a slice or by their numbers."""
         query_y = None if self.query_y is None else self.query_y[tasks]

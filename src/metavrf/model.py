@@ -142,8 +142,7 @@ class TrainedModel:
             raise UserError(
                 f"{self.run.path} changes its network for each task ({self.config.learner}): it has no features to keep"
             )
-        embedding = self.learner.embedding
-        return torch.cat([embedding(chunk.unsqueeze(0)).squeeze(0) for chunk in inputs.split(IMAGES_AT_ONCE)])
+        return torch.cat([self.learner.features_of(chunk) for chunk in inputs.split(IMAGES_AT_ONCE)])
 
 
 def load(

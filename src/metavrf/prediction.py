@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,14 @@ class Prediction:
     log_weights: Tensor | None = None
     band90: float = 0.9
     memory: Any = None
+
+    def to(self, device: torch.device) -> Prediction:
+        """The same answers on a device; a memory stays where the learner is, which is asked with it again."""
+        if self.mean.device == device:
+            return self
+        names = ("mean", "samples", "std", "loss", "variance", "log_weights")
+        moved: dict[str, Any] = {name: t.to(device) for name in names if (t := getattr(self, name)) is not None}
+        return replace(self, **moved, terms={name: term.to(device) for name, term in self.terms.items()})
 
     @property
     def weights(self) -> Tensor:

@@ -127,7 +127,8 @@ class TaskSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {name: value for name, value in asdict(self).items() if name not in _OF_EPISODES}
+        values = {name: value for name, value in asdict(self).items() if name not in _OF_EPISODES}
+        return values | {"inputs": list(self.inputs)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: Path | str = "data.json") -> TaskSpec:

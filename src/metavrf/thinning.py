@@ -16,9 +16,9 @@ def stand_ins(log_weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
     weight = log_weight.softmax(1) + 1e-12
     ordered = weight.sort(dim=1, descending=True).values
     rest = ordered.flip(1).cumsum(1).flip(1)[:, :count]  # of this weight and all lighter ones
-    places = count - torch.arange(count)
+    places = count - torch.arange(count, device=weight.device)
     heavy = (places * ordered[:, :count] > rest).long().cumprod(1).sum(1, keepdim=True)  # how many are taken for sure
     share = (weight * (count - heavy) / rest.gather(1, heavy.clamp_max(count - 1))).clamp(max=1)
-    marks = (torch.arange(count, dtype=share.dtype) + 0.5).expand(len(share), -1)
+    marks = (torch.arange(count, dtype=share.dtype, device=share.device) + 0.5).expand(len(share), -1)
     index = torch.searchsorted(share.cumsum(1), marks.contiguous()).clamp(max=share.shape[1] - 1)
     return index, share.gather(1, index).log()

@@ -395,6 +395,6 @@ def test_quiet_prints_nothing(tmp_path: Path) -> None:
     assert (done.code, done.out, done.err) == (0, "", "")
 
 
-def test_training_stays_on_the_cpu_of_a_machine_that_has_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_stays_on_the_cpu_of_a_machine_that_has_more_if_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_fabric.accelerators.cuda.CUDAAccelerator.is_available", lambda: True)
-    assert make_fabric(TrainingSettings()).device == torch.device("cpu")
+    assert make_fabric(TrainingSettings(accelerator="cpu")).device == torch.device("cpu")

@@ -104,7 +104,7 @@ def search(phase: Tensor, targets: Tensor, combs: Combs, keep: int) -> Kept:
         index, log_share = stand_ins(CAUTION * log_weight, keep)
         number, frequency, log_cell = (value.gather(1, index) for value in (number, frequency, log_cell))
         log_cell = log_cell - log_share - math.log(parts)
-        places = (torch.arange(parts) + 0.5) / parts - 0.5
+        places = (torch.arange(parts, device=phase.device) + 0.5) / parts - 0.5
         frequency = (frequency.unsqueeze(-1) + width[number].unsqueeze(-1) * places).flatten(1)
         number, log_cell = (value.repeat_interleave(parts, dim=1) for value in (number, log_cell))
         width = width / parts
@@ -120,8 +120,8 @@ def _first(combs: Combs, tasks: int) -> tuple[Tensor, Tensor, Tensor]:
     low, high = combs.ends
     counts = ((high - low) * combs.sharpness.sqrt() / FIRST_WIDTH).ceil().long().clamp_min(1)
     width = (high - low) / counts.double()
-    number = torch.arange(len(counts)).repeat_interleave(counts)
-    place = torch.arange(len(number)) - (counts.cumsum(0) - counts)[number]
+    number = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    place = torch.arange(len(number), device=counts.device) - (counts.cumsum(0) - counts)[number]
     frequency = low + (place + 0.5) * width[number]
     return number.expand(tasks, -1), frequency.expand(tasks, -1), width
 

@@ -72,7 +72,7 @@ class Spectral(NamedTuple):
         pairs = zip(self[:5], more[:5], strict=True)
         mean, std, amplitude, noise, log_prior = (torch.cat(pair) for pair in pairs)
         comb = more.comb if self.comb is None else torch.cat([self.comb, more.comb])
-        smooth = torch.zeros(more.comb.shape, dtype=torch.bool)
+        smooth = torch.zeros_like(more.comb, dtype=torch.bool)
         rough = None if self.rough is None else torch.cat([self.rough, smooth])
         return Spectral(mean, std, amplitude, noise, log_prior, comb, rough)
 
@@ -243,8 +243,8 @@ class RandomFeatures:
             raise ValueError("a comb of harmonics is drawn as pairs of sine and cosine")
         kernels, tasks, _ = q.mean.shape
         count = self.draws.epsilon.shape[-1]
-        harmonic = torch.ones(kernels, tasks, count, dtype=spread.dtype)
-        harmonic[kernels - len(q.comb) :] = _harmonics(q.comb.detach(), count).to(spread)
+        harmonic = spread.new_ones(kernels, tasks, count)
+        harmonic[kernels - len(q.comb) :] = _harmonics(q.comb.detach().cpu(), count).to(spread)
         along = (spread @ q.mean.flatten(0, 1).unsqueeze(-1)) * harmonic.flatten(0, 1).unsqueeze(1)
         rows = (spread * q.std.flatten(0, 1).unsqueeze(1)).flatten(0, 1).expand(len(self.draws.epsilon), -1, -1)
         across = torch.bmm(rows, self.draws.epsilon).unflatten(1, spread.shape[:2])

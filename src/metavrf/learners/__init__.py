@@ -98,10 +98,13 @@ def sentence(cls: type[Learner]) -> str:
     return " ".join((inspect.getdoc(cls) or cls.__name__).split("\n\n")[0].split()).partition(". ")[0].rstrip(".") + "."
 
 
-def build(name: str, embedding: Any, spec: TaskSpec, settings: Any, seed: int) -> Learner:
+def build(
+    name: str, embedding: Any, spec: TaskSpec, settings: Any, seed: int, *, classify_weight: float = 0.0
+) -> Learner:
     """A new learner for tasks as ``spec`` says, its weights drawn from the seed.
 
-    ``embedding`` are the settings of the network before it, and ``settings`` the learner's own.
+    ``embedding`` are the settings of the network before it, and ``settings`` the learner's own. ``classify_weight`` is
+    that of a classifier of the training classes, if it is to have one.
     """
     cls = LEARNERS[name]
     kind = "regression" if spec.regression else "classification"
@@ -110,4 +113,7 @@ def build(name: str, embedding: Any, spec: TaskSpec, settings: Any, seed: int) -
     with torch.random.fork_rng(devices=[]):  # layers of torch draw their weights from the global generator
         torch.manual_seed(stream(seed, "weights").initial_seed())
         network = make_embedding(spec.inputs, embedding, maps=cls.maps)
-        return cls(network, spec, settings, generator=stream(seed, "bases"))
+        learner = cls(network, spec, settings, generator=stream(seed, "bases"))
+        if classify_weight:
+            learner.classify(classify_weight)
+        return learner

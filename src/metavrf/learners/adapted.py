@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -62,7 +63,24 @@ class MixtureSolution(NamedTuple):
     finish: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None
 
 
-class AdaptedMixture(nn.Module):
+class Answering(nn.Module):
+    """A module that answers where it is asked from, on whatever device it is itself."""
+
+    temperature: Tensor
+
+    def forward(self, x: Tensor) -> Answer:
+        """Probabilities ``[N, C]`` of ``x [N, ...]``; in regression mean and standard deviation, ``[N, p]`` each."""
+        if x.device == self.temperature.device:
+            return self.answer(x)
+        found = self.answer(x.to(self.temperature.device))
+        return found.to(x.device) if isinstance(found, Tensor) else (found[0].to(x.device), found[1].to(x.device))
+
+    @abstractmethod
+    def answer(self, x: Tensor) -> Answer:
+        """As :meth:`forward`, of ``x`` on the module's own device."""
+
+
+class AdaptedMixture(Answering):
     """Many kernels conditioned on one task, less those that its support rules out. Answers as :class:`Adapted`."""
 
     def __init__(
@@ -73,8 +91,8 @@ class AdaptedMixture(nn.Module):
         self.embedding, self.rescale, self.solved = embedding, rescale, solved
         self.temperature = temperature.clone()
 
-    def forward(self, x: Tensor) -> Answer:
-        """Probabilities ``[N, C]`` of ``x [N, ...]``; in regression mean and standard deviation, ``[N, p]`` each."""
+    def answer(self, x: Tensor) -> Answer:
+        """See :class:`Answering`."""
         solved, (unit, factor) = self.solved, self.rescale
         z = self.embedding(x.unsqueeze(0)).squeeze(0)
         z = (F.normalize(z, dim=-1) if unit else z) * factor
@@ -91,7 +109,7 @@ class AdaptedMixture(nn.Module):
         return mean[0].float(), std[0].float()
 
 
-class Adapted(nn.Module):
+class Adapted(Answering):
     """Embedding, random features, one linear map, and the likelihood: a kernel learner conditioned on one task.
 
     The bases ω = μ + σ ⊙ ε are one matrix, ridge's dual solution is folded into primal weights, and the length scale,
@@ -129,8 +147,8 @@ class Adapted(nn.Module):
         for name, tensor in tensors.items():
             self.register_buffer(name, None if tensor is None else tensor.detach())
 
-    def forward(self, x: Tensor) -> Answer:
-        """Probabilities ``[N, C]`` of ``x [N, ...]``; in regression mean and standard deviation, ``[N, p]`` each."""
+    def answer(self, x: Tensor) -> Answer:
+        """See :class:`Answering`."""
         z = self.embedding(x.unsqueeze(0)).squeeze(0)
         if self.unit_features:
             z = F.normalize(z, dim=-1)

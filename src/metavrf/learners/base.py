@@ -189,6 +189,11 @@ class Learner(nn.Module, ABC):
             return episodes.embedded(self.embedding)
         return episodes.embedded(lambda x: self.embedding(x, own, protocol.views))
 
+    def features_of(self, inputs: Tensor, views: str = "one") -> Tensor:
+        """Features ``[N, d]`` of ``inputs [N, ...]``, wherever the learner is, on the inputs' own device."""
+        features: Tensor = self.embedding(inputs.to(self.device).unsqueeze(0), None, views)
+        return features.squeeze(0).to(inputs.device)
+
     def statistics(self, protocol: Protocol) -> Statistics:
         """What the embedding is normalised by at test time."""
         return protocol.statistics or self.inductive_statistics
@@ -233,18 +238,25 @@ class Learner(nn.Module, ABC):
         """Solve tasks as at test time: evaluation mode, no gradients, calibrated, input checked for NaN.
 
         ``embedded`` says that the inputs are this learner's features already. Answers, where they are known, are not
-        shown to the learner. ``memory`` is that of tasks before these, as :meth:`solve` takes it.
+        shown to the learner. ``memory`` is that of tasks before these, as :meth:`solve` takes it. Tasks are moved to
+        the learner's device, and predictions to where the tasks are.
         """
         episodes.check_finite()
-        episodes = episodes.asking(episodes.query_x)
+        asked_from = episodes.support_y.device
+        episodes = episodes.asking(episodes.query_x).to(self.device)
         with self.at_test_time():
             if embedded:
                 prediction = self.solve(episodes.looked_up(), memory)
             else:
                 prediction = self(episodes, None, memory, protocol)
-        if episodes.way is None:
-            return prediction
-        return replace(prediction, mean=(prediction.mean / self.temperature).log_softmax(-1))
+        if episodes.way is not None:
+            prediction = replace(prediction, mean=(prediction.mean / self.temperature).log_softmax(-1))
+        return prediction.to(asked_from)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return self.temperature.device
 
     @contextmanager
     def at_test_time(self) -> Iterator[None]:
@@ -262,5 +274,6 @@ class Learner(nn.Module, ABC):
         """A module that answers for one task's queries: ``x [N, ...]`` to probabilities, or to mean and deviation.
 
         ``episodes`` hold the support; ``embedded`` says that it, and what the module is asked, are features already.
+        The module is on the learner's device; it may be asked from another, and answers there.
         """
         return Solving(self, episodes, embedded=embedded)

@@ -114,7 +114,7 @@ def adjacency(edges: nn.Module, support: Tensor, query: Tensor) -> Tensor:
     Rows sum to 1, and no node listens to itself. The query comes last.
     """
     samples = support.shape[2]
-    one, other = torch.triu_indices(samples, samples, 1)
+    one, other = torch.triu_indices(samples, samples, 1, device=support.device)
     among = edges((support[:, :, one] - support[:, :, other]).abs()).squeeze(-1)
     scores = among.new_full((*query.shape[:2], samples + 1, samples + 1), -torch.inf)
     scores[:, :, one, other] = scores[:, :, other, one] = among.expand(-1, query.shape[1], -1)

@@ -309,7 +309,7 @@ class MixtureHead(nn.Module):
 
     def band90(self, samples: int) -> float:
         """The central share of the mixture that holds 90 % of targets: what validation tasks said, between nodes."""
-        return float(np.interp(math.log(samples), np.log(BAND_NODES), self.band.numpy()))
+        return float(np.interp(math.log(samples), np.log(BAND_NODES), self.band.cpu().numpy()))
 
     def with_tails(
         self, mean: Tensor, variance: Tensor, weights: Tensor, samples: int

@@ -85,7 +85,7 @@ class IMP(Learner):
         z, y = episodes.support_x, episodes.support_y
         prototypes = episodes.prototypes(z)
         tasks, classes = prototypes.shape[:2]
-        labels = torch.cat([torch.arange(classes).expand(tasks, -1), y], dim=1)
+        labels = torch.cat([torch.arange(classes, device=y.device).expand(tasks, -1), y], dim=1)
         with torch.no_grad():
             centres = torch.cat([prototypes, z], dim=1)
             distance = torch.cdist(z, centres).square()  # [T, S, C + S]

@@ -39,7 +39,7 @@ class Inference:
     def other(self) -> Inference:
         """Each task with the next one's."""
         tasks = self.kernels.mean.shape[1]
-        return self.at(torch.arange(1, tasks + 1) % tasks)
+        return self.at(torch.arange(1, tasks + 1, device=self.kernels.mean.device) % tasks)
 
     def mean(self) -> Inference:
         """Each task with the mean over all: of the bases' means and the weights; geometric of what is positive."""

@@ -234,6 +234,7 @@ class KernelLearner(Learner):
         if isinstance(self.head, MixtureHead) or self.epsilon is None or self.inductive_statistics != "running":
             return super().adapted(episodes, embedded=embedded)
         episodes.check_finite()
+        episodes = episodes.to(self.device)
         with self.at_test_time():
             task, origin = self.placed(episodes.looked_up() if embedded else self.embedded(episodes))
             q = self.infer(task)

@@ -48,7 +48,7 @@ def embed_once(learner: Learner, episodes: Episodes, views: str = "one") -> Epis
     training = learner.training
     learner.eval()
     try:
-        features = torch.cat([learner.embedding(chunk.unsqueeze(0), None, views).squeeze(0) for chunk in images])
+        features = torch.cat([learner.features_of(chunk, views) for chunk in images])
     finally:
         learner.train(training)
     if not torch.isfinite(features).all():
@@ -176,7 +176,7 @@ def calibrate(learner: Learner, episodes: Tasks) -> dict[str, Tensor]:
 
     best = minimize_scalar(nll, bounds=(-3.0, 3.0), method="bounded").x
     learner.temperature.fill_(math.exp(best))
-    calibrated = (logits / learner.temperature).log_softmax(-1)
+    calibrated = (logits / learner.temperature.to(logits.device)).log_softmax(-1)
     return figures(episodes, Prediction(calibrated, calibrated.unsqueeze(0)))
 
 

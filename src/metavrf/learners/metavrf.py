@@ -294,6 +294,7 @@ class MetaVRF(KernelLearner):
         if not isinstance(self.head, MixtureHead) or not folds:
             return super().adapted(episodes, embedded=embedded)
         episodes.check_finite()
+        episodes = episodes.to(self.device)
         with self.at_test_time():
             task, _ = self.placed(episodes.looked_up() if embedded else self.embedded(episodes))
             found = self._weigh(task, self._infer(task, None)[0])

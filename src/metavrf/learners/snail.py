@@ -109,8 +109,8 @@ class SNAIL(Learner):
 def reordered(episodes: Episodes, generator: torch.Generator) -> Episodes:
     """The same tasks with the support of each in an order of its own."""
     x, y = episodes.support_x, episodes.support_y
-    order = torch.rand(x.shape[:2], generator=generator).argsort(1)
-    tasks = torch.arange(len(x)).unsqueeze(1)
+    order = torch.rand(x.shape[:2], generator=generator).argsort(1).to(x.device)
+    tasks = torch.arange(len(x), device=x.device).unsqueeze(1)
     return replace(episodes, support_x=x[tasks, order], support_y=y[tasks, order])
 
 

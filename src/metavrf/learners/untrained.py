@@ -148,7 +148,7 @@ class LeaveOneOutHead(nn.Module):
         scale = (1 + ((targets - fit).square() / variance).sum(-2)) / (1 + samples)  # [G, T, p]
         nll = 0.5 * (samples * scale.log().sum(-1) + outputs * variance.log().sum((-2, -1)))
         best = (nll + self.prior[0].unsqueeze(-1)).argmin(0)  # [T]
-        return self.lams[best], scale[best, torch.arange(len(best))].unsqueeze(-2)
+        return self.lams[best], scale[best, torch.arange(len(best), device=best.device)].unsqueeze(-2)
 
     def _classes(self, phi: Tensor, targets: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """λ and γ, ``[T]`` each."""

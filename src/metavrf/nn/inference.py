@@ -196,7 +196,7 @@ class Carry(nn.Module):
         if memory is not None and memory.evidence is not None:
             before = memory.evidence.to(evidence).expand_as(before)
         fade = torch.sigmoid(self.keep.to(evidence)) if self.learned else evidence.new_ones(())
-        position = torch.arange(stream + 1)
+        position = torch.arange(stream + 1, device=evidence.device)
         age = position.unsqueeze(0) - position[:-1].unsqueeze(1) - 1  # [N, N + 1], of what task s gave when t begins
         share = torch.where(age >= 0, fade ** age.clamp_min(0), 0.0)
         carried = evidence @ share + before.unsqueeze(-1) * fade**position  # [M, B, N + 1]

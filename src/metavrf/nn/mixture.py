@@ -135,7 +135,8 @@ class MixturePosterior(nn.Module):
                 scalars = torch.cat([scalars[:2].expand(-1, -1, tasks), (scalars[2] + moved).unsqueeze(0)])
             else:
                 by_kernel = moved[: len(MOVED) * self.components].unflatten(0, (len(MOVED), self.components))
-                learned = (torch.arange(self.components) >= self.guards).unsqueeze(1)  # guards stay as they are
+                number = torch.arange(self.components, device=mean.device)
+                learned = (number >= self.guards).unsqueeze(1)  # guards stay as they are
                 by_kernel = by_kernel * learned
                 scalars = scalars + by_kernel[2:]
                 inferred = self.gaussian(h)  # Δμ, log Δσ²  [T, d]
@@ -156,6 +157,6 @@ class MixturePosterior(nn.Module):
         )
 
     def _which_are_rough(self, tasks: int) -> Tensor:
-        number = torch.arange(self.components).unsqueeze(1).expand(-1, tasks)
+        number = torch.arange(self.components, device=self.mean.device).unsqueeze(1).expand(-1, tasks)
         last = self.components - self.combs
         return (number >= last - self.rough) & (number < last)

@@ -97,6 +97,7 @@ def train(
     start = start_from(config.training.start_from, learner, tasks.spec) if begun else None
     if isinstance(learner.embedding, Embedding):
         learner.embedding.mixed = config.training.precision == "bf16-mixed"
+    accelerator(config.training)
     if config.training.tensorboard:
         _summary_writer()  # not installed is said before anything is written
     if resume and run.spec() != tasks.spec:
@@ -130,22 +131,47 @@ def _train(config: Config[Any], run: Run, tasks: Tasks, learner: Learner, *, qui
         with stop_signals() as stopped:
             Trainer(config, run, fabric, tasks, learner, stopped=stopped, quiet=quiet).run_to_end()
     except RuntimeError as error:
-        if fabric.world_size > 1 and "gloo" in str(error):
+        if fabric.world_size > 1 and any(engine in str(error).lower() for engine in ("gloo", "nccl")):
             raise UserError("another process of this run has failed, so this one stops too") from error
+        raise
+    except TypeError as error:
+        if fabric.device.type == "mps" and "float64" in str(error):
+            raise UserError(
+                f"the learner {config.learner} needs double precision, which mps does not have: give --accelerator cpu"
+            ) from error
         raise
 
 
 def make_fabric(settings: TrainingSettings) -> Fabric:
     """Lightning Fabric for this many processes, or for those torchrun has started."""
-    devices = int(os.environ.get("LOCAL_WORLD_SIZE", settings.devices))  # torchrun decides, where it is used
+    devices = _devices(settings)
     nodes = int(os.environ.get("WORLD_SIZE", devices)) // devices
     if nodes == 1 and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine needs no network, and may have none
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     # Each rank carries its own context state, so buffers are not broadcast.
     strategy = DDPStrategy(**_OWN_BUFFERS) if devices * nodes > 1 else "auto"
-    # Tasks are drawn and tested on the CPU, so that is where the learner stays, whatever else the machine has.
-    return Fabric(accelerator="cpu", devices=devices, num_nodes=nodes, strategy=strategy)
+    return Fabric(accelerator=accelerator(settings), devices=devices, num_nodes=nodes, strategy=strategy)
+
+
+def accelerator(settings: TrainingSettings) -> str:
+    """Where to train: what is asked for, if this machine has enough of it."""
+    devices = _devices(settings)
+    there = {"cpu": devices, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    chosen = settings.accelerator
+    if chosen == "auto":  # not mps, which has no double precision
+        chosen = "cuda" if there["cuda"] >= devices else "cpu"
+    if there[chosen] < devices:
+        raise UserError(
+            f"accelerator = {chosen!r} needs {devices} of them, and PyTorch finds {there[chosen]} here: "
+            "give --accelerator cpu, or fewer --devices"
+        )
+    return chosen
+
+
+def _devices(settings: TrainingSettings) -> int:
+    """Processes on this machine; torchrun decides, where it is used."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", settings.devices))
 
 
 class Trainer:
@@ -171,6 +197,7 @@ class Trainer:
         if not self.resumed:
             with self._seeded_dropout():
                 self.learner.initialise(self._first_tasks())
+        fabric.to_device(self.learner)  # what was set from tasks, was set on the CPU: the same on every device
         self.optimizer = make_optimizer(config.training, self.learner)
         weights = None
         if self.resumed:
@@ -233,7 +260,7 @@ class Trainer:
         """One gradient step on one batch of tasks; returns the loss and its terms."""
         settings = self.config.training
         episodes = self.tasks_of(self.at.step)
-        shard = episodes.share(self.fabric.global_rank, self.fabric.world_size)
+        shard = episodes.share(self.fabric.global_rank, self.fabric.world_size).to(self.fabric.device)
         # DDP averages over processes; this weight makes it the mean over tasks even if shards differ in size.
         weight = shard.tasks * self.fabric.world_size / episodes.tasks
         for group in self.optimizer.param_groups:
