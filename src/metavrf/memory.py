@@ -18,6 +18,7 @@ from pathlib import Path
 from metavrf.errors import UserError
 
 _MIB, _GIB = 1 << 20, 1 << 30
+MOST = 1 << 80  # bytes: what is asked for may be a number of any length
 SMALL = _GIB  # bytes that are not worth asking the system about
 LARGEST_KEPT = 112  # MiB; what a layer of 64 channels takes for some 500 pictures of 28 x 28, or 100 of 64 x 64
 
@@ -44,7 +45,7 @@ def check_room(size: float, what: str) -> None:
     free = free_memory()
     if free is not None and size > free:
         raise UserError(
-            f"{what} would take about {size / _GIB:,.0f} GB of memory, and {free / _GIB:,.1f} GB are free: ask for less"
+            f"{what} would take about {min(size, MOST) / _GIB:,.0f} GB of memory, and {free / _GIB:,.1f} GB are free: ask for less"
         )
 
 

@@ -49,7 +49,9 @@ def test_every_gradient_written_by_hand_has_its_rows(gradients: Gradients) -> No
     assert set(gradients.all) == set(GRADIENTS)
     timed = set().union(*(functions_behind(gradient.by_hand()) for gradient in gradients.all.values()))
     assert written_by_hand()
-    assert written_by_hand() <= timed
+    assert (
+        written_by_hand() - {"_Implicit"} <= timed
+    )  # the implicit gradient is iMAML itself, no faster form of another
 
 
 @pytest.mark.parametrize("name", GRADIENTS)

@@ -32,7 +32,7 @@ from metavrf.tasks.images import ParquetSource
 from processes import snapshot
 from shell import SAWTOOTH, printed_json, refused
 
-NAMES = ("omniglot", "photos", "sine", "sine-rff")
+NAMES = ("cifar-fs", "omniglot", "photos", "sine", "sine-rff")
 TINY: dict[str, Any] = {
     "context": "none",
     "bases": 16,
@@ -59,7 +59,7 @@ def data_file(name: str) -> Path:
     return file
 
 
-def test_three_models_and_a_baseline_come_with_the_package() -> None:
+def test_four_models_and_a_baseline_come_with_the_package() -> None:
     assert sorted(folder.parent.name for folder in SHIPPED.glob("*/config.toml")) == sorted(NAMES)
 
 
@@ -82,11 +82,14 @@ def test_info_knows_a_shipped_model_by_its_name(name: str, capsys: pytest.Captur
     assert value["card"]["tests"] == card(name)
 
 
-def test_the_omniglot_model_does_what_its_card_says() -> None:
-    data_file("omniglot-evaluation.parquet")
-    said = card("omniglot")[0]
+@pytest.mark.parametrize(
+    ("name", "file"), [("omniglot", "omniglot-evaluation.parquet"), ("cifar-fs", "cifar100-test.parquet")]
+)
+def test_a_model_of_pictures_does_what_its_card_says(name: str, file: str) -> None:
+    data_file(file)
+    said = card(name)[0]
     assert (said["way"], said["shot"], said["protocol"], said["tasks"]) == (5, 1, "inductive", 3000)
-    again = metavrf.evaluate("omniglot")
+    again = metavrf.evaluate(name)
     assert again.data_sha256 == said["data_sha256"]
     assert again.mean == pytest.approx(said["mean"], abs=0.02)
     assert again.ece == pytest.approx(said["ece"], abs=0.002)

@@ -40,6 +40,7 @@ USUAL_GAMMA, USUAL_OF_UNITS = 8.0, 32.0  # rows of length 1 are all alike: what 
 COMMENSURABLE = 10  # columns that share the variance: with fewer, one unit of measure drowns the others
 LEAST_NOISE = 1e-6
 SINGLE_PRECISION = 1e-4  # noise from which it is enough to weigh kernels of classes
+LARGEST_SINGLE = 1e15  # whose square single precision still holds
 
 
 class Rows(Learner):
@@ -164,7 +165,8 @@ class Rows(Learner):
         size = max(samples, columns)
         if targets.labels is not None:
             size = max(size, len(GAMMAS) * targets.values.shape[1])
-        single = targets.labels is not None and float(kernels.noise.min()) >= SINGLE_PRECISION
+        plain = float(x.abs().max()) < LARGEST_SINGLE
+        single = targets.labels is not None and plain and float(kernels.noise.min()) >= SINGLE_PRECISION
         dtype = torch.float if single else torch.double
         x, targets = x.to(dtype), targets.to(dtype)
         parts = []
