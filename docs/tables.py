@@ -20,7 +20,7 @@ from metavrf.testing.published import PUBLISHED
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
-MODELS = ("omniglot", "photos", "sine", "sine-rff")
+MODELS = ("omniglot", "photos", "cifar-fs", "sine", "sine-rff")
 SHOTS = (3, 5, 10)
 
 Rows = list[list[str]]

@@ -44,9 +44,8 @@ def check_room(size: float, what: str) -> None:
         return
     free = free_memory()
     if free is not None and size > free:
-        raise UserError(
-            f"{what} would take about {min(size, MOST) / _GIB:,.0f} GB of memory, and {free / _GIB:,.1f} GB are free: ask for less"
-        )
+        wanted = f"{what} would take about {min(size, MOST) / _GIB:,.0f} GB of memory"
+        raise UserError(f"{wanted}, and {free / _GIB:,.1f} GB are free: ask for less")
 
 
 def free_memory() -> int | None:
