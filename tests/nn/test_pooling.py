@@ -30,3 +30,9 @@ def test_the_input_is_not_kept() -> None:
         max_pool(x * 1, like, ceil=True)
     assert like.data_ptr() in kept
     assert len(kept) == 2  # the stand-in and the indices
+
+
+def test_a_stand_in_of_another_type_is_not_kept() -> None:
+    x = torch.randn(2, 3, 6, 6, requires_grad=True)
+    max_pool(x, x.to(torch.bfloat16), ceil=True).sum().backward()
+    assert x.grad is not None and x.grad.sum() == 2 * 3 * 9

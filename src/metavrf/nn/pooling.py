@@ -13,9 +13,10 @@ _WINDOW = ([2, 2], [2, 2], [0, 0], [1, 1])  # size, stride, padding, dilation
 def max_pool(x: Tensor, like: Tensor, *, ceil: bool) -> Tensor:
     """2x2 max-pooling. The backward pass needs of ``x`` its shape and memory format alone, and so keeps ``like``.
 
-    Where that is the input of a normalisation, which is kept in any case, ``x`` can be freed: the largest tensor.
+    Where that is the input of a normalisation, which is kept in any case, ``x`` can be freed: the largest tensor. In
+    mixed precision the two may differ in type, and then ``x`` itself is kept.
     """
-    pooled: Tensor = _MaxPool.apply(x, like.detach(), ceil)
+    pooled: Tensor = _MaxPool.apply(x, like.detach() if like.dtype == x.dtype else x.detach(), ceil)
     return pooled
 
 
