@@ -47,7 +47,7 @@ class Siamese(Learner):
     citation = "Koch, Zemel & Salakhutdinov, Siamese neural networks for one-shot image recognition, ICML workshop 2015"
     solves = ("classification",)
     Settings = SiameseSettings
-    presets = {"classes": {"lr": 1e-3}}
+    presets = {"classes": {"lr": 2e-3}}
     paper = {
         "classes": {"width": 4096, "lr": 1e-3, "batch": 5, "query": 1, "iterations": 200_000, "embedding": "conv4"},
         "omniglot": {"augment": "affine", "dropout": 0.0},
