@@ -13,7 +13,7 @@ from torch import Tensor
 from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.learners.snail import SNAIL, Attention, Convolution, SNAILSettings, reordered
+from metavrf.learners.snail import SCALE, SNAIL, Attention, Convolution, SNAILSettings, reordered
 from metavrf.nn.mlp import Raw
 from metavrf.spec import TaskSpec
 from ready_tasks import classes, curves
@@ -117,7 +117,7 @@ def test_a_new_learner_reads_the_targets_of_samples_like_the_query() -> None:
     matched = torch.cat([scores, own], dim=-1).softmax(-1)[..., :-1] @ episodes.support_targets.float()
     read = first(support, query)[1][..., -values:]
     size = query.shape[-1]
-    torch.testing.assert_close(read @ learner.last.weight[:, size : size + values].T, 5 * matched)
+    torch.testing.assert_close(read @ learner.last.weight[:, size : size + values].T, SCALE * matched)
     asked = replace(episodes, query_x=episodes.support_x, query_y=episodes.support_y)
     assert torch.equal(learner(asked).mean.argmax(-1), episodes.support_y)  # from one of a batch
 
