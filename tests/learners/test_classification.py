@@ -23,7 +23,6 @@ from metavrf.learners.head import RIDGE_FLOOR
 from metavrf.learners.kernel import KernelLearner
 from metavrf.learners.metavrf import MetaVRF
 from metavrf.learners.relation import Relation
-from metavrf.learners.snail import SNAIL
 from metavrf.protocol import INDUCTIVE, Protocol, Statistics
 from metavrf.spec import TaskSpec
 from pictures_on_disk import CLASSES, SIDE
@@ -77,8 +76,6 @@ def experienced(name: str = "metavrf", context: str = "none", **options: Any) ->
             learner.score.weight.mul_(30)  # it starts with hardly an opinion
         if isinstance(learner, CSN):
             learner.weights[-1].get_parameter("weight").mul_(10)  # likewise
-        if isinstance(learner, SNAIL):
-            learner.last.weight.mul_(30)  # likewise
     return learner.eval()
 
 

@@ -101,3 +101,24 @@ def test_a_new_learner_answers_by_plain_distance() -> None:
     one, other = (learner.hidden(z).sigmoid() for z in (episodes.query_x, episodes.support_x))
     nearest = torch.cdist(one, other, p=1).argmin(-1)
     assert torch.equal(learner.scores(episodes.query_x, episodes.support_x).argmax(-1), nearest)
+
+
+def test_training_starts_where_pairs_are_undecided_on_average() -> None:
+    episodes = classes()
+    torch.manual_seed(2)
+    learner = Siamese(Raw(SIZE), TaskSpec((SIZE,), None, way=3))
+    before = learner.scores(episodes.query_x, episodes.support_x)
+    learner.initialise(episodes)
+    scores = learner.scores(episodes.query_x, episodes.support_x)
+    assert scores.mean().item() == pytest.approx(0, abs=1e-4)
+    assert scores.std().item() == pytest.approx(1, rel=1e-4)
+    torch.testing.assert_close(scores, (before - before.mean()) / before.std(), rtol=1e-3, atol=1e-3)  # order is kept
+    assert learner.score.bias.item() > 1  # so that samples that are alike are of one class
+
+
+def test_samples_that_are_all_alike_leave_the_start_finite() -> None:
+    episodes = classes()
+    alike = replace(episodes, support_x=torch.ones_like(episodes.support_x), query_x=torch.ones_like(episodes.query_x))
+    learner = Siamese(Raw(SIZE), TaskSpec((SIZE,), None, way=3))
+    learner.initialise(alike)
+    assert learner(alike).loss.isfinite()

@@ -13,7 +13,7 @@ from torch import Tensor
 from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.learners.snail import SNAIL, Attention, Convolution, SNAILSettings, reordered
+from metavrf.learners.snail import SCALE, SNAIL, Attention, Convolution, SNAILSettings, reordered
 from metavrf.nn.mlp import Raw
 from metavrf.spec import TaskSpec
 from ready_tasks import classes, curves
@@ -100,6 +100,26 @@ def through(learner: SNAIL, episodes: Episodes) -> tuple[Tensor, Tensor]:
     for layer in learner.layers:
         support, query = layer(support, query)
     return support, query
+
+
+@torch.no_grad()
+def test_a_new_learner_reads_the_targets_of_samples_like_the_query() -> None:
+    episodes = classes()
+    torch.manual_seed(1)
+    learner = SNAIL(Raw(SIZE), TaskSpec((SIZE,), None, way=3))
+    support, query = learner.places(episodes)
+    first: Any = learner.layers[0]
+    keys, _, values = first.sizes
+    weights = first.all.weight[1:keys, :64]
+    torch.testing.assert_close(weights @ weights.T, torch.eye(keys - 1), rtol=0, atol=1e-5)
+    scores = (query[..., :64] @ weights.T) @ (support[..., :64] @ weights.T).mT / math.sqrt(keys)
+    own = (query[..., :64] @ weights.T).square().sum(-1, keepdim=True) / math.sqrt(keys) - 10
+    matched = torch.cat([scores, own], dim=-1).softmax(-1)[..., :-1] @ episodes.support_targets.float()
+    read = first(support, query)[1][..., -values:]
+    size = query.shape[-1]
+    torch.testing.assert_close(read @ learner.last.weight[:, size : size + values].T, SCALE * matched)
+    asked = replace(episodes, query_x=episodes.support_x, query_y=episodes.support_y)
+    assert torch.equal(learner(asked).mean.argmax(-1), episodes.support_y)  # from one of a batch
 
 
 @torch.no_grad()

@@ -11,7 +11,9 @@ a class gets the mean of p over its support samples, as a share of what all clas
 Pairs are those of a query with a support sample. The authors draw as many pairs of the same class as of different ones;
 here all pairs of a task count, and the two kinds weigh alike, which is the mean over such draws. The authors' code has
 larger pictures, a convolutional network of its own, weight decay and learning rates per layer. The weights a_j start
-equal and negative, so that at first similarity is plain L1 distance.
+equal and negative, so that at first similarity is plain L1 distance. Their scale and b start from a first batch, where
+pairs are undecided on average. With b = 0 no pair could score above 0, and before b, one number, had grown by small
+steps, all samples would be alike.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.head import of_logits
 from metavrf.settings import Count
 
-START = 25.0  # Σ_j |a_j| at the start: pairs of two classes then score some -2, neither certain nor undecided
+SPREAD = 1.0  # standard deviation of the pairs' scores at the start
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Siamese(Learner):
     citation = "Koch, Zemel & Salakhutdinov, Siamese neural networks for one-shot image recognition, ICML workshop 2015"
     solves = ("classification",)
     Settings = SiameseSettings
-    presets = {"classes": {"lr": 1e-3}}
+    presets = {"classes": {"lr": 2e-3}}
     paper = {
         "classes": {"width": 4096, "lr": 1e-3, "batch": 5, "query": 1, "iterations": 200_000, "embedding": "conv4"},
         "omniglot": {"augment": "affine", "dropout": 0.0},
@@ -56,8 +58,18 @@ class Siamese(Learner):
         features: Any = self.embedding.features
         self.hidden = nn.Linear(features, self.settings.width)
         self.score = nn.Linear(self.settings.width, 1)
-        nn.init.constant_(self.score.weight, -START / self.settings.width)
+        nn.init.constant_(self.score.weight, -1 / self.settings.width)
         nn.init.zeros_(self.score.bias)
+
+    @torch.no_grad()
+    def initialise(self, episodes: Episodes) -> None:
+        """Start with scores of mean 0 and standard deviation ``SPREAD``: b is then about as large as distances are."""
+        super().initialise(episodes)
+        embedded = self.embedded(episodes)
+        scores = self.scores(embedded.query_x, embedded.support_x)
+        scale = SPREAD / scores.std().clamp_min(torch.finfo(scores.dtype).eps)
+        self.score.weight.mul_(scale)
+        self.score.bias.sub_(scale * scores.mean())
 
     def scores(self, first: Tensor, second: Tensor) -> Tensor:
         """Of every pair of features ``[T, N, d]`` and ``[T, M, d]``, before the sigmoid: ``[T, N, M]``."""

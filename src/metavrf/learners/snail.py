@@ -14,8 +14,11 @@ itself, at the place after the last support sample. Queries do not see each othe
 The order of the support matters. It is drawn anew at each training step, so that a trained model hardly depends on it.
 The last layer fixes the number of classes. The paper writes dilations of 2, 4, 8, ..., which would see every other
 place only; here they are 1, 2, 4, ... Keys start as queries do, so that a place attends to those that are like it from
-the start. The authors' layers are twice as wide, as in the preset "paper". In regression the answer is a normal,
-as in :mod:`metavrf.learners.cnp`.
+the start. The first attention compares features alone and reads targets alone at first, a query hardly attends to
+itself there, and the last layer starts with what it reads: so training starts from matching networks, and the rest of
+the network learns to do better. From a random start a query mostly attends to itself, which has no target, and it takes
+long to learn to compare at all. The authors' layers are twice as wide, as in the preset "paper". In regression the
+answer is a normal, as in :mod:`metavrf.learners.cnp`.
 """
 
 from __future__ import annotations
@@ -34,6 +37,9 @@ from metavrf.learners.cnp import normals
 from metavrf.learners.head import of_logits
 from metavrf.learners.tnp import points
 from metavrf.settings import Count, Range, Share
+
+OWN = 10.0  # how much less a query attends to its own place at the start than likeness says
+SCALE = 5.0  # logits at the start are this times the attention that a class gets
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,22 @@ class SNAIL(Learner):
             size += values
         self.layers = nn.ModuleList(layers)
         self.last = nn.Linear(size, 2 * spec.targets if spec.targets else spec.way)
+        self.start_by_matching(spec.targets or spec.way)
+
+    @torch.no_grad()
+    def start_by_matching(self, targets: int) -> None:
+        """Have the first attention find samples like the query, and the last layer read their targets from it."""
+        first: Any = self.layers[0]
+        (keys, _, values), inputs, features = first.sizes, first.all.in_features, self.settings.features
+        nn.init.zeros_(first.all.weight)
+        nn.init.zeros_(first.all.bias)
+        asks, key, value = first.all.weight.split(first.sizes)
+        nn.init.orthogonal_(asks[1:, :features])
+        key.copy_(asks)
+        first.all.bias[0], key[0, -1] = 1.0, -OWN * math.sqrt(keys)  # a place marked as a query has no target to read
+        nn.init.orthogonal_(value[:, features:-1])
+        scale = 1.0 if self.spec.targets else SCALE
+        self.last.weight[:targets, inputs : inputs + values] = scale * value[:, features:-1].T
 
     def solve(self, episodes: Episodes, memory: Any = None, generator: torch.Generator | None = None) -> Prediction:
         """Read the queries' place after the last layer."""
