@@ -214,7 +214,7 @@ def test_learners_of_one_kernel_have_no_weights_to_tell(server: Server) -> None:
 
 
 def test_kernels_drawn_several_times_have_one_weight_each(tmp_path: Path) -> None:
-    options = TINY_OPTIONS | {"iterations": 2, "validate_every": 2, "components": 12, "samples": 2}
+    options = TINY_OPTIONS | {"iterations": 2, "validate_every": 2, "components": 12, "samples": 2, "context": "none"}
     metavrf.train("sine", out=tmp_path / "drawn", quiet=True, **options)
     kernels = Curves(tmp_path / "drawn").predict(CurveTask([0.0, 1.0], [1.0, 2.0]), [0.0])[0].kernels
     assert kernels is not None

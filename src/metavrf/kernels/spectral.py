@@ -222,6 +222,7 @@ class RandomFeatures:
 
     def features(self, z: Tensor, q: Spectral) -> Tensor:
         """φ ``[L·M, T, N, D]``."""
+        q = q._replace(mean=q.mean.to(z), std=q.std.to(z))  # those that a context places are in double precision
         rough = q.rough_ones()
         if rough is not None:
             phi = self.features(z, q._replace(rough=None)).unflatten(0, (-1, len(q.mean)))

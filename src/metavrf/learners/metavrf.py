@@ -416,7 +416,7 @@ class MetaVRF(KernelLearner):
         with self.at_test_time():
             found = self.inferred(self.embedded(episodes.asking(episodes.support_x[:, :1])))
             x = grid.to(self.log_length).reshape(1, -1, 1)
-            phase = self.rescale(self.embedding(x))[0] @ found.kernels.mean.mT  # [M, G, T]
+            phase = self.rescale(self.embedding(x))[0] @ found.kernels.mean.to(x).mT  # [M, G, T]
         x = x.flatten() - x.mean()
         slope = torch.einsum("g,mgt->mt", x, phase) / x.square().sum()
         weights = torch.ones_like(slope) if found.log_weights is None else found.log_weights.exp()

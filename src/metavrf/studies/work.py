@@ -8,8 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -126,25 +125,23 @@ def do(source: str | Known, path: Path, tests: Tests) -> None:
         for file in (file for file in tests if not file.exists()):
             write_json(file, figures(evaluate_known(source, tests[file])))
         return
-    with alone(path):
-        run = Run(path)
-        if not run.result_file.exists():
-            train(Config.from_toml(source, str(path)), out=path, resume=run.config_file.exists(), quiet=True)
-        model = load(path)
-        for file in (file for file in tests if not file.exists()):
-            write_json(file, figures(evaluate(model, **tests[file])))
+    wait_for(path)
+    run = Run(path)
+    if not run.result_file.exists():
+        train(Config.from_toml(source, str(path)), out=path, resume=run.config_file.exists(), quiet=True)
+    model = load(path)
+    for file in (file for file in tests if not file.exists()):
+        write_json(file, figures(evaluate(model, **tests[file])))
 
 
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """One process at a time in a run directory: a call that was killed may have left one that is still saving."""
+def wait_for(folder: Path) -> None:
+    """Wait until no process trains in a run directory: a call that was killed may have left one that still saves."""
     import fcntl
 
     folder.mkdir(parents=True, exist_ok=True)
     held = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
+        fcntl.flock(held, fcntl.LOCK_EX)  # the lock that a training holds
     finally:
         os.close(held)
 
