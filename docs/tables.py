@@ -423,23 +423,7 @@ def learners_omniglot() -> Rows:
 @table("learners-all")
 def learners_all() -> Rows:
     """Every learner of classes, after two to three minutes of one core."""
-    tests = {shot: result(f"omniglot-all-learners{name}")["rows"] for shot, name in ((1, ""), (5, "-5shot"))}
-    return [
-        ["", "5-way 1-shot (%)", "nll", "5-way 5-shot (%)", "nll", "CPU min", "parameters", "paper, 1 / 5 shots"],
-        *(
-            [
-                one["name"].split("/")[-1].removesuffix("-seed0"),
-                accuracy(one),
-                f"{one['nll']:.3f}",
-                accuracy(five),
-                f"{five['nll']:.3f}",
-                f"{one['train_cpu_seconds'] / 60:.1f}",
-                f"{one['parameters']:,}",
-                " / ".join(filter(None, (one["published"], five["published"]))),
-            ]
-            for one, five in zip(tests[1], tests[5], strict=True)
-        ),
-    ]
+    return _comparison("omniglot-all-learners", classes=True)
 
 
 for _shot in SHOTS:
