@@ -423,7 +423,9 @@ def learners_omniglot() -> Rows:
 @table("learners-all")
 def learners_all() -> Rows:
     """Every learner of classes, after two to three minutes of one core."""
-    return _comparison("omniglot-all-learners", classes=True)
+    rows = _comparison("omniglot-all-learners", classes=True)
+    time = rows[0].index("ms per task")  # measured beside other work
+    return [[*row[:time], *row[time + 1 :]] for row in rows]
 
 
 for _shot in SHOTS:
