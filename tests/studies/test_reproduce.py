@@ -195,7 +195,10 @@ def test_stopped_or_killed_it_goes_on_with_identical_results(
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_dry_run_measures_steps_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_measures_steps_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # a narrow table leaves columns out
     command = ["reproduce", "curves", "--budget", "day", "--seeds", "0", "--out", str(tmp_path / "out")]
     main([*command, "--dry-run", "--jobs", "2"])
     printed = capsys.readouterr().out
