@@ -287,9 +287,15 @@ def test_the_last_checkpoints_are_kept_and_the_newest_sound_one_is_taken(finishe
     assert not older.exists()
 
 
+def at_a_terminal() -> None:
+    """Slowly, and not under nohup, whatever the tests run under."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    slowly()
+
+
 def test_a_closed_terminal_saves_the_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    command = Command(["train", "sine", "--out", str(out), *TINY, "--quiet"], tmp_path / "log", before=slowly)
+    command = Command(["train", "sine", "--out", str(out), *TINY, "--quiet"], tmp_path / "log", before=at_a_terminal)
     wait_for(Run(out).state_file.exists, "a first checkpoint")
     command.send(signal.SIGHUP)
     done = command.wait()

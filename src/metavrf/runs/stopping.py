@@ -24,7 +24,7 @@ class Interrupted(KeyboardInterrupt):
 def stop_signals() -> Iterator[list[int]]:
     """Collect Ctrl-C, SIGTERM and SIGHUP instead of dying in the middle of a step; only the main thread can.
 
-    A closed terminal sends SIGHUP. What is ignored stays so: nohup means it.
+    A closed terminal sends SIGHUP, which stays ignored where nohup has said so.
     """
     stopped: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -36,7 +36,8 @@ def stop_signals() -> Iterator[list[int]]:
             sys.exit(128 + number)
         stopped.append(number)
 
-    wanted = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    hung_up = getattr(signal, "SIGHUP", None)  # not on Windows
+    wanted = [n for n in SIGNALS if n != hung_up or signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, remember) for number in wanted}
     try:
         yield stopped
