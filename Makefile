@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 OUT ?= bench
 REPORT ?= reproduction
 
-.PHONY: demo test lint docs bench bench-peers reproduce-quick faults audit clean
+.PHONY: demo test lint docs bench bench-peers bench-rows reproduce-quick faults audit clean
 
 demo: $(READY)
 	$(BIN)/metavrf demo
@@ -33,6 +33,14 @@ bench-peers: $(READY)
 	mkdir -p $(OUT)
 	$(BIN)/python benchmarks/peers/measure.py --save $(OUT)/peers.json --chart $(OUT)/peers.png
 
+# The rivals and tables of rows stand in an environment of their own; a run that was stopped goes on.
+bench-rows: $(READY)
+	mkdir -p $(OUT)
+	$(PYTHON) -m venv .venv-rows
+	.venv-rows/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . \
+		--requirement benchmarks/rows-requirements.txt
+	.venv-rows/bin/python benchmarks/rows.py --cache $(OUT)/rows.jsonl --save $(OUT)/rows.json
+
 reproduce-quick: $(READY)
 	$(BIN)/metavrf reproduce sine-figure omniglot-table --budget minutes --jobs 2 --out $(REPORT)
 
@@ -46,8 +54,8 @@ audit: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "metavrf needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,deep,onnx,serve,tensorboard]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,deep,onnx,serve,slurm,sweep,tensorboard]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers demo bench reproduction site
+	rm -rf $(VENV) .venv-peers .venv-rows .venv-tabpfn demo bench reproduction site

@@ -89,7 +89,7 @@ def main() -> None:
     config, known = run.config(), run.spec()
     source = open_tasks(config.task, replace(config.data, data=options.data), trained_on=known)
     assert isinstance(source, ClassTasks)
-    features = Standardised(source.banks["train"].compact().inputs)
+    features = Standardised(source.banks["train"].compact().inputs[:])
     saved: dict[str, object] = {"pretraining": known.pretraining, "features": known.embedder}
     for shot in (1, 5):
         shape = replace(config.episode, shot=shot)

@@ -423,9 +423,33 @@ def learners_omniglot() -> Rows:
 @table("learners-all")
 def learners_all() -> Rows:
     """Every learner of classes, after two to three minutes of one core."""
-    rows = _comparison("omniglot-all-learners", classes=True)
-    time = rows[0].index("ms per task")  # measured beside other work
-    return [[*row[:time], *row[time + 1 :]] for row in rows]
+    found = result("omniglot-all-learners")
+    head, *lines = _comparison("omniglot-all-learners", classes=True)
+    place = head.index("ms per task") + 1
+    steps = ["CPU ms per step", *(_step_ms(found["trainings"][row["name"]]) for row in found["rows"])]
+    return [[*line[:place], step, *line[place:]] for line, step in zip((head, *lines), steps, strict=True)]
+
+
+def _step_ms(training: Result) -> str:
+    return f"{1000 * training['train_cpu_seconds'] / training['steps']:.0f}"
+
+
+@table("learners-inner-loops")
+def learners_inner_loops() -> Rows:
+    """meta-lstm, longer."""
+    found = result("omniglot-inner-loops")
+    (training,) = found["1 shot"]["trainings"].values()
+    one, five = (accuracy(found[f"{shot} shot"]["rows"][0]) for shot in (1, 5))
+    validation = f"{training['validation']['val_accuracy']:.1f}"
+    minutes = f"{training['train_cpu_seconds'] / 60:.1f}"
+    columns = ["", "validation, 1 shot (%)", "test, 1 shot (%)", "test, 5 shots (%)", "CPU min", "CPU ms per step"]
+    return [columns, ["meta-lstm", validation, one, five, minutes, _step_ms(training)]]
+
+
+@table("learners-sine-new")
+def learners_sine_new() -> Rows:
+    """Six more learners of functions, from ten points."""
+    return _comparison("sine-new-learners", classes=False)
 
 
 for _shot in SHOTS:
@@ -499,24 +523,24 @@ def models_functions() -> Rows:
 
 @table("rows-regression")
 def rows_regression() -> Rows:
-    """Mean rank and R² of small tables."""
-    found = result("rows")["regression"]["summary"]
-    lines = [[row["method"], f"{row['rank']:.2f}", f"{row['second']:.3f}"] for row in _by_rank(found)]
-    return [["regression", "mean rank", "R²"], *lines]
+    """Mean ranks and means of small tables."""
+    figures = ("R²", "nll", "crps")
+    return _ranked(result("rows")["regression"], "regression", figures)
 
 
 @table("rows-classes")
 def rows_classes() -> Rows:
-    """Mean rank, nll and accuracy of small tables, and of PMLBmini."""
-    small, mini = (result("rows")[part]["summary"] for part in ("classes", "pmlbmini"))
-    lines = []
-    for row in _by_rank(small):
-        other = select(mini, method=row["method"])
-        figures = [f"{row['rank']:.2f}", f"{row['first']:.3f}", f"{row['second']:.3f}"]
-        lines.append(
-            [row["method"], *figures, f"{other['rank']:.2f}", f"{other['first']:.3f}", f"{other['second']:.3f}"]
-        )
-    return [["classes", "mean rank by nll", "nll", "accuracy", "PMLBmini: rank", "nll", "AUC"], *lines]
+    """Mean ranks, nll and accuracy of small tables."""
+    return _ranked(result("rows")["classes"], "classes", ("nll", "accuracy"))
+
+
+@table("rows-pmlbmini")
+def rows_pmlbmini() -> Rows:
+    """The same of PMLBmini, with the CPU seconds of a fold."""
+    found = result("rows")["pmlbmini"]
+    header, *lines = _ranked(found, "PMLBmini", ("nll", "AUC"))
+    seconds = [[f"{select(found['summary'], method=line[0])['seconds']:.2f}"] for line in lines]
+    return [[*header, "CPU s per fold"], *([*line, *more] for line, more in zip(lines, seconds, strict=True))]
 
 
 @table("rows-curves")
@@ -525,7 +549,7 @@ def rows_curves() -> Rows:
     tables = result("rows")["curves"]["tables"]
     methods = list(next(iter(tables.values())))
     lines = [[method, *(f"{table[method][0]:.3f}" for table in tables.values())] for method in methods]
-    return [["error, share of the variance", *tables], *lines]
+    return [["error, share of the variance", *(name.removesuffix(", 10") for name in tables)], *lines]
 
 
 @table("rows-time")
@@ -548,8 +572,22 @@ def suggest() -> Rows:
     return [["table", "accuracy, or R²", "random", "smallest margin", "`suggest`", "saved"], *lines]
 
 
-def _by_rank(rows: Sequence[Result]) -> list[Result]:
-    return sorted(rows, key=lambda row: float(row["rank"]))
+def _ranked(part: Result, title: str, figures: Sequence[str]) -> Rows:
+    """Mean ranks, then means; the best rank by the first figure comes first, what is not ranked last."""
+    lines = sorted(part["summary"], key=lambda line: float(line.get(f"rank by {figures[0]}", 99)))
+    ranks, names = [f"rank by {figure}" for figure in figures], ["CRPS" if name == "crps" else name for name in figures]
+    header = [title, *(f"rank by {name}" for name in names), *names]
+    return [
+        header,
+        *(
+            [
+                line["method"],
+                *(f"{line[rank]:.2f}" if rank in line else "" for rank in ranks),
+                *(f"{line[figure]:.3f}" for figure in figures),
+            ]
+            for line in lines
+        ),
+    ]
 
 
 # Pages

@@ -63,6 +63,8 @@ def curve_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="session")
 def served(curve_runs: tuple[Path, Path]) -> Served:
     """The shipped model for drawings, tiny ones for curves."""
+    for name in ("fastapi", "uvicorn"):
+        pytest.importorskip(name, reason="the extra 'serve' is not installed")
     from metavrf.serve.app import Served
     from metavrf.serve.models import Curves, Drawings
 

@@ -78,7 +78,7 @@ def write(task: str, by: object, out: Path, settings: DataSettings = PICTURES) -
 def images(folder: str) -> Tensor:
     tasks = open_tasks(folder, PICTURES)
     assert isinstance(tasks, ClassTasks)
-    return tasks.bank.inputs
+    return tasks.bank.inputs[:]
 
 
 def test_features_by_a_run_are_those_of_its_embedding(folder: str, run: Run, tmp_path: Path) -> None:

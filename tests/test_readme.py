@@ -1,16 +1,21 @@
 """The documentation's code runs as it stands."""
 
+from __future__ import annotations
+
 import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from glyphs import encoded, glyph
-from servers import Server
+
+if TYPE_CHECKING:
+    from servers import Server
 
 ROOT = Path(__file__).parent.parent
 

@@ -21,6 +21,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
         "manifest",
         "schema",
         "episodes",
+        "joined",
         "spec",
         "protocol",
         "prediction",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +18,15 @@ from PIL import Image
 from torch import Tensor
 
 import metavrf
-from metavrf.files import read_tensors, write_tensors
-from metavrf.manifest import check_all
+from metavrf.commands.tables import fit_table, predict_table
+from metavrf.files import read_summed_json, read_tensors, write_summed_json, write_tensors
+from metavrf.manifest import check, check_all
 from metavrf.model import _loaded
 from metavrf.runs.directory import Run
+from metavrf.runs.stopping import Interrupted
+from metavrf.runs.training import Trainer
 from metavrf.settings import DataSettings
+from metavrf.tasks.curves import as_table
 from metavrf.tasks.images import FolderSource, Preprocessing, read_bank
 from metavrf.tasks.source import ClassTasks, open_tasks
 
@@ -47,22 +53,37 @@ class Kind:
 
     name: str
     place: Path
-    read: Callable[[], str]
+    reads: tuple[Callable[[], str], ...]
+    """What users do with it: each must refuse a changed file or say the same as before."""
 
     def files(self) -> list[Path]:
-        """All that are read: the card's text is for people."""
+        """All that are there."""
         found = [self.place] if self.place.is_file() else sorted(self.place.rglob("*"))
-        return [file for file in found if file.is_file() and file.name not in ("README.md",) and file.suffix != ".png"]
+        return [file for file in found if file.is_file()]
 
 
 def make_all(folder: Path) -> list[Kind]:
     """One of every kind, small."""
     run = metavrf.train("sine", out=folder / "run", quiet=True, **TINY).path
+    stopped = stop_at(8, folder / "stopped")
     packed = metavrf.save_pretrained("sine", folder / "packed")
     rows = np.arange(12.0).reshape(6, 2) % 5
     plain = metavrf.MetaVRFClassifier().fit(rows, ["a", "b", "c"] * 2)
     plain.leave_one_out()
     plain.save(folder / "fitted")
+    table = folder / "table.csv"
+    table.write_text("size,colour,kind\n1,red,a\n2,blue,b\n3,red,a\n4,blue,b\n5,red,a\n")
+    with silenced():
+        fit_table(table, "kind", folder / "of-table", without=(), drop=False, classes=False, plot=None)
+    curves: dict[str, list[Any]] = {
+        "who": [n // 4 for n in range(48)],
+        "x": [float(n % 4) for n in range(48)],
+        "y": [float(n % 7) for n in range(48)],
+    }
+    columns: dict[str, Any] = {"group": "who", "inputs": ["x"], "targets": ["y"], "shot": 2, "query": 1}
+    of_frame = metavrf.train(curves, out=folder / "of-frame", quiet=True, **TINY | columns).path
+    figures = folder / "test.json"
+    write_summed_json(figures, {"metric": "mse", "mean": 0.25, "per_task": [0.125, 0.375], "tasks": 2})
     metavrf.MetaVRFRegressor("sine").fit(POINTS[:, None], np.sin(POINTS)).save(folder / "fitted-on-model")
     bank_of = pictures(folder / "pictures")
     cache = folder / "cache"
@@ -72,16 +93,39 @@ def make_all(folder: Path) -> list[Kind]:
     features = folder / "features.safetensors"
     held = tasks.bank
     spec = tasks.spec.to_dict() | {"inputs": [64]}
-    tensors = {"inputs": held.inputs.flatten(1).float(), "starts": held.starts, "counts": held.counts}
+    tensors = {"inputs": held.inputs[:].flatten(1).float(), "starts": held.starts, "counts": held.counts}
     write_tensors(features, tensors, {"names": list(held.names), "description": spec, "by": "pixels"})
+    fit, on_model = folder / "fitted", folder / "fitted-on-model"
     return [
-        Kind("run", run, lambda: read_run(run)),
-        Kind("packed model", packed, lambda: read_run(packed)),
-        Kind("fitted model", folder / "fitted", lambda: read_fitted(folder / "fitted", rows)),
-        Kind("fitted model on a model", folder / "fitted-on-model", lambda: read_on_model(folder / "fitted-on-model")),
-        Kind("feature file", features, lambda: read_features(features)),
-        Kind("cached bank", cache, lambda: read_cache(bank_of, cache)),
+        Kind("run", run, (lambda: read_model(run), lambda: read_run(run), lambda: read_state(run))),
+        Kind("stopped run", stopped, (lambda: read_run(stopped), lambda: resumed(stopped, folder / "resumed"))),
+        Kind("run on a frame", of_frame, (lambda: read_frame(of_frame), lambda: read_run(of_frame))),
+        Kind("packed model", packed, (lambda: read_model(packed), lambda: read_run(packed))),
+        Kind("fitted model", fit, (lambda: read_fitted(fit, rows),)),
+        Kind("fitted model on a model", on_model, (lambda: read_on_model(on_model),)),
+        Kind("fitted model of a table", folder / "of-table", (lambda: read_table(folder / "of-table", table),)),
+        Kind("feature file", features, (lambda: read_features(features),)),
+        Kind("cached bank", cache, (lambda: read_cache(bank_of, cache),)),
+        Kind("figures of a study", figures, (lambda: repr(read_summed_json(figures, "remove it")),)),
     ]
+
+
+def stop_at(step: int, path: Path) -> Path:
+    """A run that was stopped after a checkpoint or two."""
+    train_step = Trainer.train_step
+
+    def stopping(self: Trainer) -> dict[str, Tensor]:
+        if self.at.step == step:
+            self.stopped.append(signal.SIGTERM)
+        return train_step(self)
+
+    Trainer.train_step = stopping  # type: ignore[method-assign]
+    try:
+        with contextlib.suppress(Interrupted):
+            metavrf.train("sine", out=path, quiet=True, **TINY)
+    finally:
+        Trainer.train_step = train_step  # type: ignore[method-assign]
+    return path
 
 
 def pictures(folder: Path) -> Path:
@@ -95,18 +139,49 @@ def pictures(folder: Path) -> Path:
     return folder
 
 
-def read_run(path: Path) -> str:
-    """Everything that is read of a run or packed model, its checkpoint too."""
-    run = Run.open(path)
-    check_all(path)
+def read_model(path: Path) -> str:
+    """What a run or packed model predicts."""
     model = metavrf.load(path)
     prediction = model.predict(metavrf.Episodes.of_task(POINTS, np.sin(POINTS), POINTS + 0.5))
-    said = [summed(prediction.mean), repr(model.config), repr(model.spec), repr(run.metrics())]
-    said += [repr(run.result()), repr(run.card()), str(run.step())]
-    if run.state_file.exists():
-        tensors, metadata = read_tensors(run.state_file)
-        said += [summed(*(tensor for _, tensor in sorted(tensors.items()))), repr(sorted(metadata.items()))]
-    return "\n".join(said)
+    return f"{summed(prediction.mean)} {model.config!r} {model.spec!r}"
+
+
+def read_run(path: Path) -> str:
+    """What ``metavrf info`` says, which compares all sums."""
+    run = Run.open(path)
+    check_all(path)
+    said = [run.config(), run.spec(), run.metrics(), run.result(), run.card(), run.start()]
+    return repr(said) + (str(run.step()) if run.result() is None else "")
+
+
+def read_state(path: Path) -> str:
+    """The checkpoint of an ended run, as --resume reads it."""
+    run = Run.open(path)
+    run.refuse_if_not_resumable()
+    tensors, metadata = read_tensors(run.state_file)
+    return summed(*(tensor for _, tensor in sorted(tensors.items()))) + repr(sorted(metadata.items()))
+
+
+def read_frame(path: Path) -> str:
+    """The curves that a run keeps, and its weights."""
+    run = Run.open(path)
+    tensors, _ = run.load_model()
+    table = as_table(check(run.frame_file))
+    return summed(*(tensor for _, tensor in sorted(tensors.items()))) + repr(table.to_pydict())
+
+
+def resumed(path: Path, copy: Path) -> str:
+    """The end of a stopped run."""
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(path, copy)
+    metavrf.train(out=copy, resume=True, quiet=True)
+    parts = [read_tensors(file)[0] for file in (Run(copy).model_file, Run(copy).state_file)]
+    return " ".join(summed(*(tensor for _, tensor in sorted(part.items()))) for part in parts)
+
+
+def read_table(path: Path, table: Path) -> str:
+    """What a model fitted to a table predicts."""
+    return repr(predict_table(path, table, drop=False, threshold=None))
 
 
 def read_fitted(path: Path, rows: Any) -> str:
@@ -128,13 +203,13 @@ def read_features(path: Path) -> str:
     tasks = open_tasks(str(path), DataSettings())
     assert isinstance(tasks, ClassTasks)
     bank = tasks.bank
-    return f"{summed(bank.inputs, bank.starts, bank.counts)} {list(bank.names)} {tasks.spec}"
+    return f"{summed(bank.inputs[:], bank.starts, bank.counts)} {list(bank.names)} {tasks.spec}"
 
 
 def read_cache(source: Path, cache: Path) -> str:
     """A bank by way of its cache: one that is damaged is made anew."""
     bank, key = read_bank(FolderSource(source), Preprocessing(8, channels=1), cache, quiet=True)
-    return f"{key} {summed(bank.inputs, bank.starts, bank.counts)} {list(bank.names)}"
+    return f"{key} {summed(bank.inputs[:], bank.starts, bank.counts)} {list(bank.names)}"
 
 
 def summed(*tensors: Tensor) -> str:

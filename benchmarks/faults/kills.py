@@ -89,6 +89,7 @@ def campaign(folder: Path, count: int, seed: int = 0, end: float = math.inf) -> 
     """Kill trainings, resumed trainings and saves; ``count`` kills in all, or as many as there is time for."""
     draw = random.Random(seed)
     whole, broken, saved = folder / "whole", folder / "broken", folder / "saved"
+    start(folder / "first")  # so that no child has to import anything
     code, moments = in_child(lambda: start(whole))
     assert code == 0
     truth = said(whole)

@@ -23,11 +23,13 @@ from metavrf.kernels.spectral import Exact, RandomFeatures, Spectral, plain_gram
 from metavrf.learners.base import Learner
 from metavrf.learners.head import MixtureHead, weighed
 from metavrf.learners.metavrf import MetaVRF
+from metavrf.learners.proposing import inverse_and_log_det, inverse_and_log_det_plainly
+from metavrf.nn.columns import PROPOSALS
 from metavrf.nn.pooling import max_pool
 from metavrf.randomness import stream
 from speed.step import OneKernel, random_bank, random_tasks, sine_config, sine_trainer, step_config
 from speed.turns import Call
-from speed.work import ON_OMNIGLOT, ON_SINE, Work
+from speed.work import ON_OMNIGLOT, ON_SINE, ON_TABLES, Work
 
 Forward = Callable[[], Sequence[Tensor]]
 
@@ -66,7 +68,7 @@ class Gradients:
         for place, (phi, support) in {ON_SINE: on_sine, ON_OMNIGLOT: on_omniglot}.items():
             found[f"kernel of features, {place}"] = kernel_of_features(phi, support)
             found[f"cosine and sine, {place}"] = cosine_and_sine(phi.shape)
-        return found | {f"pooling, {ON_OMNIGLOT}": self.pooling()}
+        return found | {f"pooling, {ON_OMNIGLOT}": self.pooling(), f"inverse, {ON_TABLES}": self.inverse()}
 
     @cached_property
     def sine_kernels(self) -> tuple[Learner, Episodes, Spectral]:
@@ -141,6 +143,13 @@ class Gradients:
         learner, task, q = self.omniglot_kernel
         kernel = RandomFeatures(OneKernel(learner).draws(None))
         return kernel.features(samples(task), q).detach(), task.support_x.shape[1]
+
+    def inverse(self) -> Gradient:
+        """Inverse and determinant of the kernels that are proposed for some tables, with their noise."""
+        work = self.work
+        z = torch.randn(work.tables, PROPOSALS, work.table_rows, 5, dtype=torch.double)
+        (noisy,) = leaves(torch.exp(-0.5 * torch.cdist(z, z).square()) + 0.1 * torch.eye(work.table_rows))
+        return Gradient([noisy], lambda: inverse_and_log_det(noisy), lambda: inverse_and_log_det_plainly(noisy))
 
     def pooling(self) -> Gradient:
         """Of the first block of the embedding, the largest."""

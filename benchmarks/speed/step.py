@@ -224,7 +224,7 @@ class CommonStep:
 
     def __init__(self, work: Work, bank: Bank, levers: Levers) -> None:
         config = step_config(work)
-        bank = bank if levers.bytes else replace(bank, inputs=bank.inputs.float() / 255)
+        bank = bank if levers.bytes else replace(bank, inputs=bank.inputs[:].float() / 255)
         self.config, self.levers, self.step = config, levers, 0
         self.tasks = random_tasks(bank)
         learner = config.build(self.tasks.spec)

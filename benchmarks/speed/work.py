@@ -16,7 +16,7 @@ SINE_PARTS = (
     "prior and KL",
     "optimiser",
 )
-ON_SINE, ON_OMNIGLOT = "sine tasks", "Omniglot"
+ON_SINE, ON_OMNIGLOT, ON_TABLES = "sine tasks", "Omniglot", "tables"
 GRADIENTS = (
     f"ridge, {ON_SINE}",
     f"ridge, {ON_OMNIGLOT}",
@@ -28,6 +28,7 @@ GRADIENTS = (
     f"cosine and sine, {ON_SINE}",
     f"cosine and sine, {ON_OMNIGLOT}",
     f"pooling, {ON_OMNIGLOT}",
+    f"inverse, {ON_TABLES}",
 )
 """What has a gradient written by hand, and on the shapes of which step it is measured."""
 
@@ -71,6 +72,9 @@ class Work:
     hard_way: int = 60
     hard_query: int = 5
     """The one large task of the preset's own step on Omniglot: gradients written by hand are measured on its shapes."""
+    tables: int = 16
+    table_rows: int = 50
+    """Of a step that trains the network which proposes kernels for rows."""
     calls: int = 20
     """In a row, of pieces that take milliseconds."""
     real: bool = True
@@ -101,6 +105,8 @@ class Work:
             kernels=12,
             hard_way=6,
             hard_query=2,
+            tables=2,
+            table_rows=6,
             calls=2,
             real=False,
         )

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from metavrf.runs.training import train
     from metavrf.settings import Range
     from metavrf.spec import TaskSpec
+    from metavrf.studies.sweep import sweep
     from metavrf.tasks.datasets import NamedSet, register_dataset
     from metavrf.tasks.functions import FunctionFamily, register_family
     from metavrf.tasks.images import Preprocessing
@@ -74,6 +75,7 @@ _HOMES = {
     "register_family": "tasks.functions",
     "register_learner": "learners",
     "save_pretrained": "release.pack",
+    "sweep": "studies.sweep",
     "train": "runs.training",
 }
 __all__ = [  # noqa: RUF022 - as in _HOMES
@@ -110,6 +112,7 @@ __all__ = [  # noqa: RUF022 - as in _HOMES
     "register_family",
     "register_learner",
     "save_pretrained",
+    "sweep",
     "train",
 ]
 

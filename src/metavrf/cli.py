@@ -29,6 +29,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("train", "Train", "Train a learner on tasks."),
     "pretrain": Command("train", "Train", "Train an embedding to tell all training classes apart, to start from."),
+    "sweep": Command("sweep", "Sweep", "Search settings by runs that are judged on validation tasks."),
     "evaluate": Command("runs", "Evaluate", "Test a run on tasks that are fixed by a seed."),
     "compare": Command("runs", "Compare", "Test runs on the same tasks, with paired differences and known limits."),
     "info": Command("runs", "Info", "Say what a run is: settings, progress, result."),
@@ -86,10 +87,10 @@ def parse(arguments: Sequence[str]) -> Any:
     if name not in COMMANDS:
         raise UserError(unknown("command", name, list(COMMANDS), "and see 'metavrf --help'"))
     kind, default = command_class(name), None
-    if name in ("train", "pretrain"):
+    if name in ("train", "pretrain", "sweep"):
         from metavrf.commands.train import prepare
 
-        kind, default, rest = prepare(rest, "metavrf" if name == "train" else "classifier")
+        kind, default, rest = prepare(rest, "classifier" if name == "pretrain" else "metavrf", kind)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -110,6 +111,7 @@ def print_completion(arguments: Sequence[str]) -> None:
     kinds = {name: command_class(name) for name in COMMANDS}
     kinds["train"], _, _ = prepare([])
     kinds["pretrain"], _, _ = prepare(["omniglot"], "classifier")
+    kinds["sweep"], _, _ = prepare([], command=kinds["sweep"])
     union: Any = Union[tuple(Annotated[kind, subcommand(name)] for name, kind in kinds.items())]  # noqa: UP007
     tyro.cli(union, args=list(arguments), prog="metavrf")
 

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from metavrf.errors import UserError
+from metavrf.joined import Samples
 
 
 @dataclass(eq=False)
@@ -39,7 +40,7 @@ class Episodes:
     query_x: Tensor
     query_y: Tensor | None = None
     way: int | None = None
-    bank: Tensor | None = None
+    bank: Samples | None = None
     stream: int = 1
     classes: Tensor | None = None
 

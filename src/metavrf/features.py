@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from metavrf.errors import UserError
-from metavrf.files import write_tensors
+from metavrf.files import write_rows
+from metavrf.joined import Samples
 from metavrf.model import load
 from metavrf.networks import BATCH, NETWORK
 from metavrf.nn.deep import load_efficientnet_lite0
@@ -45,35 +47,49 @@ def write_features(
     if Path(by).is_dir():
         _check_split(by, tasks.spec)
     bank = tasks.bank
-    parts: list[Tensor] = []
+    found = _features(embed, bank.inputs, by)
     with torch.inference_mode(), Progress(f"embedding {task}", len(bank.inputs), quiet=quiet) as progress:
-        for images in bank.inputs.split(BATCH):
-            features = _checked(embed, images, by)
-            if features.ndim != 2 or features.shape[0] != len(images):
-                raise UserError(
-                    f"{by} gives {tuple(features.shape)} for {len(images)} pictures: it must be [N, features]"
-                )
-            parts.append(features.float().cpu())
-            progress.update(len(parts) * BATCH, {})
-    features = torch.cat(parts)
-    if not torch.isfinite(features).all():
-        raise UserError(f"{by} gives features that are not finite")
-    digest = hashlib.sha256(f"{tasks.spec.sha256} {by} {resolution}".encode())
-    digest.update(features.numpy().tobytes())  # a file or run may change under the same name
-    key = digest.hexdigest()
-    spec = replace(
-        tasks.spec,
-        inputs=(features.shape[1],),
-        sha256=key,
-        pretraining=pretraining,
-        embedder=name,
-        pictures=task,
-    )
-    tensors = {"inputs": features, "starts": bank.starts, "counts": bank.counts}
-    if bank.groups is not None:
-        tensors["groups"] = bank.groups
-    write_tensors(Path(out), tensors, {"names": list(bank.names), "description": spec.to_dict(), "by": by})
-    return (features.shape[0], features.shape[1]), spec
+        first = next(found)
+        size = first.shape[1]
+        others = {"starts": bank.starts, "counts": bank.counts}
+        if bank.groups is not None:
+            others["groups"] = bank.groups
+        spec = replace(
+            tasks.spec,
+            inputs=(size,),
+            sha256="0" * 64,  # until it is known
+            pretraining=pretraining,
+            embedder=name,
+            pictures=task,
+        )
+        metadata = {"names": list(bank.names), "description": spec.to_dict(), "by": by}
+        digest = hashlib.sha256(f"{tasks.spec.sha256} {by} {resolution}".encode())
+        try:
+            shape = (len(bank.inputs), size)
+            with write_rows(Path(out), "inputs", torch.float32, shape, tensors=others, metadata=metadata) as writer:
+                row = 0
+                for features in chain([first], found):
+                    writer.put(row, features)
+                    digest.update(features.numpy().tobytes())  # a file or run may change under the same name
+                    row += len(features)
+                    progress.update(row, {})
+                spec = replace(spec, sha256=digest.hexdigest())
+                writer.metadata = metadata | {"description": spec.to_dict()}
+        except OSError as error:
+            raise UserError(f"cannot write {out}: {error.strerror or error}; what was there is unharmed") from error
+    return shape, spec
+
+
+def _features(embed: Callable[[Tensor], Tensor], images: Samples, by: str) -> Iterator[Tensor]:
+    """Checked features ``[n, d]`` of all images, some at a time."""
+    for some in images.split(BATCH):
+        features = _checked(embed, some, by)
+        if features.ndim != 2 or features.shape[0] != len(some):
+            raise UserError(f"{by} gives {tuple(features.shape)} for {len(some)} pictures: it must be [N, features]")
+        features = features.float().cpu()
+        if not torch.isfinite(features).all():
+            raise UserError(f"{by} gives features that are not finite")
+        yield features
 
 
 def embedder(by: str, resolution: int) -> tuple[Callable[[Tensor], Tensor], str]:

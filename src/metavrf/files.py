@@ -1,6 +1,7 @@
 """Files that survive a crash: each is written beside its place and renamed into it. Nothing here is a pickle.
 
-A safetensors file carries the SHA-256 sum of its tensors and metadata, which is compared when it is read.
+A safetensors file carries the SHA-256 sum of its tensors and metadata, which is compared when it is read. One that may
+be larger than memory is written row by row and mapped: only the rows that are looked at are read.
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ import ctypes
 import glob
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -29,6 +34,14 @@ PathLike = str | os.PathLike[str]
 STALE_SECONDS = 86_400  # after which a temporary file is taken for one that a killed process left
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 SUM_KEY = "sha256"
+_TYPES = {
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
 METADATA_KEY = "metavrf"  # one key: the order of several is random in the file, and equal runs should be equal bytes
 
 
@@ -125,18 +138,29 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, as_json(value))
 
 
+def write_summed_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write an object as JSON with its own sum, for a file that no manifest names."""
+    write_json(path, {SUM_KEY: _json_sum(values), **values})
+
+
+def read_summed_json(path: Path, advice: str) -> dict[str, Any] | None:
+    """What :func:`write_summed_json` wrote, or None where there is no such file; older files have no sum."""
+    values = read_json(path, advice)
+    expected = values.pop(SUM_KEY, None) if values else None
+    if expected is not None and expected != _json_sum(values or {}):
+        raise UserError(
+            f"{path} is damaged or was changed: its SHA-256 sum is not the one it was written with; {advice}"
+        )
+    return values
+
+
+def _json_sum(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(dict(values), sort_keys=True).encode()).hexdigest()
+
+
 def as_json(value: Any) -> str:
     """The text of a JSON file."""
     return json.dumps(value, indent=2) + "\n"
-
-
-def read_metadata(path: Path) -> dict[str, Any]:
-    """The metadata of a safetensors file that a run wrote, without its tensors."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return dict(json.loads((file.metadata() or {})[METADATA_KEY]))
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged or was not written by metavrf ({error})") from error
 
 
 def read_tensors(path: Path, *, verify: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -155,6 +179,45 @@ def read_tensors(path: Path, *, verify: bool = True) -> tuple[dict[str, Tensor],
     if verify and expected is not None and expected != _sum(tensors, metadata):
         raise UserError(f"{path} is damaged or was changed: its SHA-256 sum is not the one it was written with")
     return tensors, metadata
+
+
+def map_tensors(path: Path, large: str, *, verify: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What :func:`read_tensors` gives, but the tensor ``large`` stays in the file, which may be larger than memory.
+
+    Its memory is a read-only map of the file: the rows that are looked at are read, and the system may forget them
+    again. To write to it is a fault. A private map, as safetensors makes one, is refused where it exceeds the memory.
+    """
+    try:
+        with safe_open(path, framework="np") as file:
+            names = list(file.keys())
+            tensors = {name: torch.from_numpy(file.get_tensor(name)) for name in names if name != large}
+            metadata = dict(json.loads((file.metadata() or {})[METADATA_KEY]))
+        if large in names:
+            tensors[large] = _mapped(path, large)
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist") from error
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is damaged or not a safetensors file ({error})") from error
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} was not written by metavrf ({type(error).__name__}: {error})") from error
+    expected = metadata.pop(SUM_KEY, None)
+    if verify and expected is not None and expected != _sum(tensors, metadata):
+        raise UserError(f"{path} is damaged or was changed: its SHA-256 sum is not the one it was written with")
+    return tensors, metadata
+
+
+def _mapped(path: Path, name: str) -> Tensor:
+    """A tensor of a safetensors file whose header was found to be sound."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        entry = json.loads(file.read(size))[name]
+    first, last = entry["data_offsets"]
+    kind, shape = _TYPES[entry["dtype"]], entry["shape"]
+    if first == last:
+        return torch.empty(shape, dtype=kind)
+    values = np.memmap(path, np.uint8, "r", 8 + size + first, (last - first,))
+    with warnings.catch_warnings(action="ignore"):  # that it cannot be written to, as is meant
+        return torch.from_numpy(values).view(kind).view(shape)
 
 
 def read_json(path: Path, advice: str) -> dict[str, Any] | None:
@@ -179,6 +242,79 @@ def tensors_as_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any])
     return save(on_cpu, {METADATA_KEY: json.dumps(summed, sort_keys=True)})
 
 
+@dataclass
+class RowWriter:
+    """Writes the rows of the large tensor of a file, in any order. ``metadata`` may be set until the end."""
+
+    metadata: Mapping[str, Any]
+    _file: IO[bytes]
+    _start: int
+    _row_size: int
+
+    def put(self, row: int, values: Tensor) -> None:
+        """Write some rows, from number ``row`` on."""
+        self._file.seek(self._start + row * self._row_size)
+        self._file.write(memoryview(values.contiguous().view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+
+
+@contextmanager
+def write_rows(
+    path: Path,
+    large: str,
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    *,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, Any],
+) -> Iterator[RowWriter]:
+    """Write what :func:`write_tensors` writes, the tensor ``large`` row by row: it may be larger than memory.
+
+    The file takes its place at the end, if nothing failed. An OSError is passed on.
+
+    Metadata that is set later must be as long as the first: the place before the tensors is theirs.
+    """
+    kind = next(name for name, known in _TYPES.items() if known == dtype)
+    others = {name: tensor.contiguous() for name, tensor in sorted(tensors.items())}
+    entries, end = {}, 0
+    for name, tensor in others.items():
+        of = next(name for name, known in _TYPES.items() if known == tensor.dtype)
+        entries[name] = {"dtype": of, "shape": list(tensor.shape), "data_offsets": [end, end + tensor.nbytes]}
+        end += tensor.nbytes
+    row_size = math.prod(shape[1:]) * dtype.itemsize
+    entries[large] = {"dtype": kind, "shape": list(shape), "data_offsets": [end, end + shape[0] * row_size]}
+
+    def header(metadata: Mapping[str, Any], digest: str) -> bytes:
+        summed = json.dumps(dict(metadata) | {SUM_KEY: digest}, sort_keys=True)
+        text = json.dumps({"__metadata__": {METADATA_KEY: summed}} | entries, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+    temporary = _unique(path)
+    try:
+        _sweep(path)
+        with temporary.open("xb") as file:
+            before = header(metadata, "0" * 64)
+            file.write(before)
+            for tensor in others.values():
+                file.write(tensor.numpy().tobytes())
+            writer = RowWriter(metadata, file, len(before) + end, row_size)
+            yield writer
+            file.truncate(len(before) + end + shape[0] * row_size)
+            file.flush()
+            digest = _sum(others | {large: _mapped(temporary, large)}, writer.metadata)
+            after = header(writer.metadata, digest)
+            if len(after) != len(before):
+                raise ValueError("the metadata became longer or shorter while rows were written")
+            file.seek(0)
+            file.write(after)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
 def _sum(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
     """SHA-256 of names, types, shapes, values and metadata."""
     digest = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
@@ -188,9 +324,14 @@ def _sum(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def load_weights(module: torch.nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Load ``tensors`` into ``module``; one sentence if they do not fit."""
+def load_weights(module: torch.nn.Module, tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
+    """Load ``tensors`` into ``module``, and return them as loaded; one sentence if they do not fit.
+
+    What a module calls ``once_one_number``, older files may hold as one number.
+    """
     own = module.state_dict()
+    grown = [name for name in getattr(module, "once_one_number", ()) if name in tensors and tensors[name].ndim == 0]
+    tensors = {**tensors, **{name: tensors[name].expand_as(own[name]).clone() for name in grown}}
     if missing := sorted(own.keys() ^ tensors.keys()):
         raise UserError(f"{where} does not belong to this configuration: {missing[0]!r} stands on one side only")
     for name, tensor in tensors.items():
@@ -203,4 +344,5 @@ def load_weights(module: torch.nn.Module, tensors: Mapping[str, Tensor], where: 
             raise UserError(f"{where} is damaged: {name!r} is {tensor.dtype}, not {own[name].dtype}")
         if not torch.isfinite(tensor).all():
             raise UserError(f"{where} is damaged: {name!r} holds NaN or infinity")
-    module.load_state_dict(dict(tensors))
+    module.load_state_dict(tensors)
+    return tensors

@@ -68,6 +68,13 @@ def replace_file(file: Path, data: bytes | str, kind: str, others: Iterable[Path
     write_atomically(file, data)
 
 
+def forget(file: Path) -> None:
+    """Let a file change unannounced, if the manifest beside it names it."""
+    manifest = Manifest.of(file.parent)
+    if manifest is not None and manifest.files.pop(file.name, None) is not None:
+        manifest.write(file.parent)
+
+
 def check(file: Path) -> Path:
     """The file itself, once its sum was compared with the manifest beside it."""
     manifest = Manifest.of(file.parent)

@@ -11,7 +11,7 @@ import torch
 
 from metavrf.errors import UserError
 
-_PURPOSES = ("weights", "bases", "train", "draws", "validation", "test", "figure", "dropout")
+_PURPOSES = ("weights", "bases", "train", "draws", "validation", "test", "figure", "dropout", "sweep")
 
 
 def stream(seed: int, purpose: str, counter: int = 0) -> torch.Generator:

@@ -177,6 +177,21 @@ def test_a_packed_model_is_half_the_size_and_answers_alike(run: Path, packed: Pa
     assert half.nll == pytest.approx(whole.nll, abs=0.01)
 
 
+def test_a_model_is_calibrated_anew_where_asked_for_and_gets_a_new_card(packed: Path, tmp_path: Path) -> None:
+    options = shlex.split("--ways 3 --shots 1 --transductive-ways --episodes 20 --calibrate")
+    again = tmp_path / "calibrated"
+    main(["pack", str(packed), "--out", str(again), *options])
+    before, after = (metavrf.load(path).learner for path in (packed, again))
+    torch.testing.assert_close(after.temperature, before.temperature, rtol=0.05, atol=0)  # weights are rounded
+    assert len(json.loads((again / "card.json").read_text())["tests"]) == 1
+
+
+def test_functions_are_not_calibrated_by_shots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = refused_command(capsys, "pack", "sine", "--out", tmp_path / "packed", "--calibrate")
+    assert "calibrate is for models of classes" in sentence
+    assert not (tmp_path / "packed").exists()
+
+
 def test_a_card_says_what_evaluate_says(packed: Path) -> None:
     card = json.loads((packed / "card.json").read_text())
     assert [(test["way"], test["protocol"]) for test in card["tests"]] == [
@@ -219,6 +234,6 @@ def test_a_shipped_model_is_known_by_its_name_unless_a_run_has_it(
     monkeypatch.setattr("metavrf.runs.directory.SHIPPED", place)
     monkeypatch.chdir(tmp_path)
     assert Run.open("packed").path == packed
-    assert metavrf.load("packed").learner.temperature == metavrf.load(packed).learner.temperature
+    assert torch.equal(metavrf.load("packed").learner.temperature, metavrf.load(packed).learner.temperature)
     Run.create("packed", Run.open("packed").config(), Run.open("packed").spec())
     assert Run.open("packed").path == Path("packed")

@@ -10,9 +10,10 @@ from faults import clients, kills, lines, mutations
 
 
 def test_changed_files_are_refused_or_make_no_difference(tmp_path: Path) -> None:
+    pytest.importorskip("hypothesis", reason="Hypothesis is not installed")
     found = mutations.campaign(tmp_path, 60, seed=1)
     assert (found["different"], found["traceback"]) == (0, 0), found["examples"]
-    assert found["refused"] + found["same"] == 60
+    assert found["refused"] + found["said"] + found["same"] == 60
     assert found["refused"] > 30
 
 

@@ -16,12 +16,20 @@ import metavrf
 from glyphs import write_glyph_table
 from metavrf import MetaVRFClassifier, UserError
 from metavrf.errors import Caution
-from metavrf.files import beside, read_tensors, tensors_as_bytes, write_tensors
+from metavrf.files import (
+    beside,
+    read_summed_json,
+    read_tensors,
+    tensors_as_bytes,
+    write_summed_json,
+    write_tensors,
+)
 from metavrf.manifest import NAME, Manifest, check, replace_file
 from metavrf.runs import training
 from metavrf.runs.directory import Run
 from metavrf.tasks.images import ParquetSource, Preprocessing, read_bank
 from processes import TINY, TINY_OPTIONS, Command, assert_same_run, run, run_ranks, snapshot, wait_for
+from shell import refused
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +115,8 @@ def test_a_run_without_a_manifest_is_read_unverified_and_has_one_once_it_goes_on
     manifest = Manifest.of(copied)
     assert manifest is not None
     assert manifest.kind == "run"
-    assert set(manifest.files) == {"config.toml", "data.json", "model.safetensors", "metrics.jsonl", "result.json"}
+    known = {"config.toml", "data.json", "model.safetensors", "metrics.jsonl", "result.json", "state.safetensors"}
+    assert set(manifest.files) == known
     assert all(len(sums) == 1 for sums in manifest.files.values())
     assert Run(copied).step() == 80
 
@@ -159,15 +168,15 @@ def test_a_changed_pixel_of_a_cached_bank_is_made_anew_and_sound_ones_are_summed
 ) -> None:
     source = ParquetSource([write_glyph_table(tmp_path / "a.parquet", range(3))])
     how, cache = Preprocessing(8, channels=1), tmp_path / "cache"
-    fresh = read_bank(source, how, cache)[0].inputs.clone()
+    fresh = read_bank(source, how, cache)[0].inputs[:].clone()
     (file,) = (cache / "banks").glob("*.safetensors")
     data = bytearray(file.read_bytes())
     data[-40] ^= 255
     file.write_bytes(data)
-    assert torch.equal(read_bank(source, how, cache)[0].inputs, fresh)
+    assert torch.equal(read_bank(source, how, cache)[0].inputs[:], fresh)
     read_bank(source, how, cache)
     monkeypatch.setattr("metavrf.files._sum", lambda *_: pytest.fail("summed twice"))
-    assert torch.equal(read_bank(source, how, cache)[0].inputs, fresh)
+    assert torch.equal(read_bank(source, how, cache)[0].inputs[:], fresh)
 
 
 def test_a_test_on_other_data_of_the_same_classes_says_so() -> None:
@@ -309,3 +318,50 @@ def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
     run_ranks(["train", "sine", "--out", str(out), *TINY, "--quiet", "--iterations", "20"], tmp_path / "log")
     with pytest.raises(UserError, match="was trained by 2 processes, not 1: resume it with as many"):
         metavrf.train(out=out, resume=True, quiet=True)
+
+
+def test_a_checkpoint_that_is_gone_from_an_ended_run_is_told(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copied / "state.safetensors").unlink()
+    assert "state.safetensors is missing" in refused(capsys, "info", copied)
+    metavrf.load(copied)  # which does not read it
+
+
+def test_an_ended_run_that_goes_on_is_named_anew(copied: Path) -> None:
+    tensors, metadata = read_tensors(copied / "state.safetensors")
+    Run(copied).save_state(tensors, metadata)
+    manifest = Manifest.of(copied)
+    assert manifest is not None
+    assert "state.safetensors" not in manifest.files
+
+
+def test_a_checkpoint_of_other_settings_is_refused(copied: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    metavrf.train("sine", out=other, quiet=True, **TINY_OPTIONS | {"seed": 7})
+    for folder in (copied, other):
+        (folder / "result.json").unlink()
+        Run(folder).seal()  # as runs that have not ended
+    shutil.copy(other / "state.safetensors", copied)
+    with pytest.raises(UserError, match=r"was written under other settings than those in config\.toml"):
+        metavrf.train(out=copied, resume=True, quiet=True)
+
+
+def test_an_older_checkpoint_in_place_of_a_missing_one_is_told(copied: Path) -> None:
+    (copied / "result.json").unlink()
+    (copied / "state.safetensors").rename(copied / "state-1.safetensors")
+    Run(copied).seal()
+    with pytest.warns(Caution, match=r"state\.safetensors is missing: the run goes on from state-1\.safetensors"):
+        assert Run(copied).step() == 60
+    with pytest.warns(Caution, match=r"state\.safetensors is missing: the run goes on from state-1\.safetensors"):
+        metavrf.train(out=copied, resume=True, quiet=True)
+
+
+def test_a_json_file_of_a_study_carries_its_sum(tmp_path: Path) -> None:
+    file = tmp_path / "test.json"
+    write_summed_json(file, {"mean": 1.5, "tasks": 20})
+    assert read_summed_json(file, "remove it") == {"mean": 1.5, "tasks": 20}
+    file.write_text(file.read_text().replace("1.5", "1.6"))
+    with pytest.raises(UserError, match=r"test\.json is damaged or was changed.*remove it"):
+        read_summed_json(file, "remove it")
+    file.write_text('{"mean": 1.6}')  # of an older version
+    assert read_summed_json(file, "remove it") == {"mean": 1.6}
+    assert read_summed_json(tmp_path / "none.json", "remove it") is None

@@ -13,6 +13,9 @@ from collections.abc import Iterator
 
 import pytest
 
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
+
 from metavrf.serve import app as application
 from metavrf.serve import protocol
 from metavrf.serve.app import Served

@@ -19,9 +19,10 @@ from torch import Tensor
 import metavrf
 from metavrf.config import Config
 from metavrf.errors import UserError
+from metavrf.files import load_weights
 from metavrf.learners import measuring
 from metavrf.learners.kernel import KernelLearner
-from metavrf.learners.measuring import calibrate, calibration_error, log_probabilities, measure
+from metavrf.learners.measuring import calibrate, calibrate_shots, calibration_error, log_probabilities, measure
 from metavrf.protocol import Protocol, Statistics
 from metavrf.runs.directory import Run
 from metavrf.spec import TaskSpec
@@ -90,7 +91,8 @@ def test_figures_are_those_of_numpy() -> None:
 
 
 def test_calibration_error_is_that_of_torchmetrics_on_few_answers(generator: torch.Generator) -> None:
-    from torchmetrics.functional.classification import multiclass_calibration_error
+    torchmetrics = pytest.importorskip("torchmetrics.functional.classification", reason="torchmetrics is not installed")
+    multiclass_calibration_error = torchmetrics.multiclass_calibration_error
 
     log_probabilities = torch.randn(10, 30, 5, generator=generator).log_softmax(-1)
     target = torch.randint(5, (10, 30), generator=generator)
@@ -122,7 +124,7 @@ def test_a_result_says_all_that_is_needed_to_compare_it() -> None:
 def test_the_fingerprint_depends_on_pictures_and_rows() -> None:
     first, again = tasks(), tasks()
     assert again.bank is not None
-    touched, moved = again.bank.clone(), again.support_x.clone()
+    touched, moved = again.bank[:].clone(), again.support_x.clone()
     touched[-1, 0, 0, 0] ^= 1
     moved[0, 0] += 1
     assert fingerprint(first) == fingerprint(again)
@@ -136,12 +138,39 @@ def test_calibrating_finds_the_temperature_of_least_nll_and_changes_no_answer() 
     calibrated = calibrate(model, episodes)
     target = episodes.query_y.flatten()  # type: ignore[union-attr]
     grid = {t: F.cross_entropy(logits / t, target).item() for t in torch.linspace(1, 9, 81).tolist()}
-    assert model.temperature.item() == pytest.approx(min(grid, key=lambda t: grid[t]), abs=0.1)
+    assert model.temperature_for(episodes).item() == pytest.approx(min(grid, key=lambda t: grid[t]), abs=0.1)
     assert calibrated["nll"].mean().item() == pytest.approx(min(grid.values()), abs=1e-3)
     assert calibrated["nll"].mean() < before["nll"].mean() - 0.1
     assert torch.equal(calibrated["accuracy"], before["accuracy"])
     result = evaluate_learner(model, episodes, 0)  # calibrated from now on
     assert result.nll == pytest.approx(calibrated["nll"].mean().item(), rel=1e-4)
+
+
+def test_each_number_of_shots_gets_its_own_temperature_and_those_between_lie_between() -> None:
+    model = learner()
+    groups = [tasks(200, shot=shot, query=2) for shot in (1, 5)]
+    calibrate_shots(model, groups)
+    fitted = []
+    for group in groups:
+        found = model.temperature_for(group)
+        alone = learner()
+        calibrate(alone, group)
+        assert found.item() == pytest.approx(alone.temperature_for(group).item(), rel=1e-3)
+        fitted.append(found.item())
+    between = model.temperature_for(tasks(2, shot=3)).item()
+    assert min(fitted) < between < max(fitted)
+    assert model.temperature_for(tasks(2, shot=6, query=2)).item() == pytest.approx(
+        fitted[1]
+    )  # nothing is known beyond
+
+
+def test_a_file_with_one_temperature_for_all_shots_is_read_as_such() -> None:
+    model = learner()
+    older = model.state_dict() | {"temperature": torch.tensor(1.7)}
+    load_weights(model, older, "older.safetensors")
+    assert torch.equal(model.temperature, torch.full_like(model.temperature, 1.7))
+    with pytest.raises(UserError, match="does not belong"):
+        load_weights(model, older | {"temperature": torch.ones(2)}, "other.safetensors")
 
 
 # Training on a folder of pictures, and testing the run
@@ -182,7 +211,7 @@ def test_testing_twice_gives_the_same_to_the_bit(run: Run) -> None:
     assert torch.equal(first.per_task, again.per_task)
     assert without(first.to_dict(), "seconds") == without(again.to_dict(), "seconds")
     assert (first.split, first.within_alphabet, first.pretraining) == ("random, seed 0", False, None)
-    assert first.temperature == pytest.approx(metavrf.load(run.path).learner.temperature.item())
+    assert first.temperature == pytest.approx(metavrf.load(run.path).learner.temperature[0].item())  # of one shot
     assert first.temperature != 1
     assert metavrf.evaluate(run.path, tasks=20, seed=1).data_sha256 != first.data_sha256
 

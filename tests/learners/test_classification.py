@@ -21,6 +21,7 @@ from metavrf.learners.base import Learner
 from metavrf.learners.csn import CSN
 from metavrf.learners.head import RIDGE_FLOOR
 from metavrf.learners.kernel import KernelLearner
+from metavrf.learners.maml import MAML
 from metavrf.learners.metavrf import MetaVRF
 from metavrf.learners.relation import Relation
 from metavrf.protocol import INDUCTIVE, Protocol, Statistics
@@ -76,6 +77,8 @@ def experienced(name: str = "metavrf", context: str = "none", **options: Any) ->
             learner.score.weight.mul_(30)  # it starts with hardly an opinion
         if isinstance(learner, CSN):
             learner.weights[-1].get_parameter("weight").mul_(10)  # likewise
+        if isinstance(learner, MAML) and learner.starts_level:
+            nn.init.normal_(learner.last.weight, std=0.5)  # it starts with none
     return learner.eval()
 
 

@@ -211,7 +211,10 @@ def test_torchrun_takes_the_same_gradient_step(tmp_path: Path) -> None:
 
 def test_several_processes_print_nothing_more_than_one(tmp_path: Path) -> None:
     ranks = run_ranks(train_command(tmp_path / "run", "--context", "lstm", "--quiet"), tmp_path / "log")
-    assert [(done.code, done.out, done.err) for done in ranks] == [(0, "", ""), (0, "", "")]
+    # without a network there is no name of the machine, which PyTorch says on lines of its own
+    printed = [[line for line in done.err.splitlines() if "[c10d] The hostname" not in line] for done in ranks]
+    assert [(done.code, done.out) for done in ranks] == [(0, ""), (0, "")]
+    assert printed == [[], []]
 
 
 def test_each_process_keeps_its_own_context_state(tmp_path: Path) -> None:

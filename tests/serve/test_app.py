@@ -17,6 +17,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
+
 import metavrf
 from glyphs import encoded, glyph, refused
 from metavrf.config import Config

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
+
 from metavrf.cli import main
 from metavrf.serve import command
 from metavrf.serve.command import Serve, listen

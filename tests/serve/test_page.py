@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
+
 from metavrf.serve.app import Served
 from servers import Server, mixture_beside, running
 

@@ -146,7 +146,7 @@ def test_a_broken_picture_is_named(name: str, data: bytes, tmp_path: Path) -> No
     (write_glyph_folder(tmp_path / "set", [0, 1]) / "glyph01" / name).write_bytes(data)
     with refused(tmp_path / "set" / "glyph01" / name, "mend or remove"):
         read(tmp_path / "set")
-    assert not (tmp_path / "cache").exists()
+    assert [file for file in (tmp_path / "cache").rglob("*") if file.is_file()] == []
 
 
 def test_decoding_in_threads_leaves_the_programs_warnings_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +320,7 @@ def test_folders_alike_in_all_but_their_pictures_are_not_mixed_up(tmp_path: Path
             file.parent.mkdir(parents=True)
             file.write_bytes(encoded(np.full((8, 8), shade, np.uint8), "BMP"))
             os.utime(file, ns=(1, 1))  # as archives made reproducibly have it
-    assert [read(tmp_path / name).inputs.unique().tolist() for name in ("one", "two")] == [[0], [255]]
+    assert [read(tmp_path / name).inputs[:].unique().tolist() for name in ("one", "two")] == [[0], [255]]
 
 
 @pytest.mark.parametrize(
@@ -334,11 +334,11 @@ def test_folders_alike_in_all_but_their_pictures_are_not_mixed_up(tmp_path: Path
 )
 def test_a_damaged_cache_is_made_anew(harm: Callable[[Path], Any], tmp_path: Path) -> None:
     table = write_glyph_table(tmp_path / "a.parquet", range(3))
-    fresh = read(table)
+    fresh = read(table).inputs[:].clone()  # the bank itself is the file that is harmed
     (file,) = (tmp_path / "cache" / "banks").iterdir()
     whole = file.read_bytes()
     harm(file)
-    assert torch.equal(read(table).inputs, fresh.inputs)
+    assert torch.equal(read(table).inputs[:], fresh)
     assert file.read_bytes() == whole
     assert list(file.parent.iterdir()) == [file]
 

@@ -40,7 +40,7 @@ def opened(path: Path, settings: DataSettings = SETTINGS, drawers: int = 6) -> C
         assert list(bank.names) == list(tasks.spec.classes[part])
         for name, start, count in zip(bank.names, bank.starts, bank.counts, strict=True):
             expected = [glyph(int(name.removeprefix("glyph")), drawer).tolist() for drawer in range(drawers)]
-            assert bank.inputs[start : start + count, 0].tolist() == expected
+            assert bank.inputs[:][start : start + count, 0].tolist() == expected
     return tasks
 
 
@@ -173,7 +173,7 @@ def test_a_feature_file_is_found_where_it_is_said_to_be(tmp_path: Path, monkeypa
     def shades(task: str, data: object = "") -> float:
         tasks = open_tasks(task, DataSettings(data=str(data)))
         assert isinstance(tasks, ClassTasks)
-        return float(tasks.bank.inputs[0, 0])
+        return float(tasks.bank.inputs[:][0, 0])
 
     for number, folder in enumerate(("here", "cache/data", "known", "given")):
         (tmp_path / folder).mkdir(parents=True)
@@ -399,8 +399,9 @@ def test_rotations_are_trained_on_as_classes_and_never_tested_on(tmp_path: Path,
     assert isinstance(plain, ClassTasks)
     assert isinstance(turned, ClassTasks)
     assert len(turned.banks["train"].names) == 4 * len(plain.banks["train"].names)
-    upright = plain.banks["train"].compact().inputs
-    assert torch.equal(turned.banks["train"].inputs, torch.cat([upright.rot90(turn, (2, 3)) for turn in range(4)]))
+    upright = plain.banks["train"].compact().inputs[:]
+    four = torch.cat([upright.rot90(turn, (2, 3)) for turn in range(4)])
+    assert torch.equal(turned.banks["train"].compact().inputs[:], four)
     for part in ("val", "test"):
         assert turned.banks[part].names == plain.banks[part].names
     shape = EpisodeSettings(way=12, shot=1, query=2)
@@ -416,8 +417,8 @@ def test_mirror_images_are_trained_on_as_classes_and_never_tested_on(
         for mirror, rotate in ((False, False), (True, False), (True, True))
     )
     assert isinstance(plain, ClassTasks) and isinstance(doubled, ClassTasks) and isinstance(eightfold, ClassTasks)
-    bank, upright = doubled.banks["train"], plain.banks["train"].compact()
-    assert torch.equal(bank.inputs, torch.cat([upright.inputs, upright.inputs.flip(3)]))
+    bank, upright = doubled.banks["train"].compact(), plain.banks["train"].compact()
+    assert torch.equal(bank.inputs[:], torch.cat([upright.inputs[:], upright.inputs[:].flip(3)]))
     assert len(bank.names) == len(set(bank.names)) == 2 * len(upright.names)
     assert torch.equal(bank.starts[len(upright.names) :], upright.starts + len(upright.inputs))
     assert len(eightfold.banks["train"].names) == 8 * len(upright.names)

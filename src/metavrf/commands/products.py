@@ -58,6 +58,9 @@ class Pack(Plugins):
     """Ways to test the transductive protocol at too, which takes long at many."""
     transductive_tasks: Annotated[int, arg(aliases=["--transductive-episodes"])] = 600
     """Test tasks of the transductive protocol."""
+    calibrate: bool = False
+    """Fit the probabilities of a model of classes anew on validation classes, for each number of shots: for models of
+    earlier versions, which have one temperature for all shots."""
 
     def run(self) -> None:
         """Pack, and print the card."""
@@ -82,4 +85,4 @@ class Pack(Plugins):
                 for way, shot in settings
                 if way in self.transductive_ways
             ]
-        show((save_pretrained(model, self.out, tests) / "README.md").read_text())
+        show((save_pretrained(model, self.out, tests, calibrate=self.calibrate) / "README.md").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -105,6 +106,9 @@ class Reproduce(Plugins):
     three seeds and all test tasks."""
     jobs: int = 1
     """Runs at a time, one thread each."""
+    on: Literal["local", "ray", "slurm"] = "local"
+    """Where they run: in processes of this machine, on a Ray cluster (extra 'ray'; RAY_ADDRESS says which), or as jobs
+    of Slurm (extra 'slurm'). The machines share --out and the data."""
     dry_run: bool = False
     """Say how long it would take, by a few measured steps of each run."""
     out: Path = Path("reproduction")
@@ -129,6 +133,8 @@ class Reproduce(Plugins):
             raise UserError("name a study, or several: 'metavrf reproduce --list' lists them")
         if self.jobs < 1 or (self.iterations is not None and self.iterations < 1):
             raise UserError("--jobs and --iterations must be at least 1")
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UserError("torchrun is for train, evaluate and compare: share a study's runs by --jobs and --on")
         from metavrf.studies.study import Plan
 
         plan = Plan(chosen(self.names), self.out, self.budget, self.seeds, self.data, self.iterations)
@@ -153,12 +159,14 @@ class Reproduce(Plugins):
         print(f"{len(found)} runs, about {minutes:.0f} minutes of one thread, {of_jobs}")
 
     def _reproduce(self, plan: Plan) -> None:
+        from metavrf.studies.executors import executor
         from metavrf.studies.report import write_report
         from metavrf.studies.work import run_jobs
 
         began = time.monotonic()
         prepare = partial(load_plugins, [file.absolute() for file in self.plugin]) if self.plugin else None
-        run_jobs(plan, self.jobs, lambda line: print(line, file=sys.stderr), prepare)
+        where = executor(self.on, self.jobs, plan.out, prepare)
+        run_jobs(plan, where, self.jobs, lambda line: print(line, file=sys.stderr))
         print(f"report: {write_report(plan, time.monotonic() - began)}")
         if plan.failed:
             name, why = next(iter(plan.failed.items()))

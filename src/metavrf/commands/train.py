@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -58,21 +58,21 @@ class Train(Plugins, Generic[Own]):
             show(f"test it with: {shlex.join(command)}", sys.stderr)
 
 
-def prepare(arguments: Sequence[str], learner: str = "metavrf") -> tuple[Any, Any, list[str]]:
+def prepare(arguments: Sequence[str], learner: str = "metavrf", command: Any = Train) -> tuple[Any, Any, list[str]]:
     """The command's class for the learner that is asked for, its defaults, and the arguments for the parser.
 
-    ``learner`` is taken where none is asked for.
+    ``learner`` is taken where none is asked for; ``command`` has the options of a training, and others.
     """
     arguments = list(arguments)
     if arguments and not arguments[0].startswith("-"):
         arguments = ["--task", *arguments]  # the task may stand first, without the option's name
     load_plugins([Path(file) for file in _values(arguments, "--plugin")])
-    config = _starting_config(arguments, learner)
-    kind: Any = Train[type(config.model)]  # type: ignore[misc]
-    return kind, Train(config=config, out=tyro.MISSING), arguments
+    config = starting_config(arguments, learner)
+    needed = {item.name: tyro.MISSING for item in fields(command) if item.name in ("out", "over")}
+    return command[type(config.model)], command(config=config, **needed), arguments
 
 
-def _starting_config(arguments: Sequence[str], learner: str) -> Config[Any]:
+def starting_config(arguments: Sequence[str], learner: str) -> Config[Any]:
     """Defaults, which depend on the task, the learner, the preset and the context that the arguments name."""
     if "--resume" in arguments:
         return Run.open(_value(arguments, "--out", "")).config()

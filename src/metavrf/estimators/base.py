@@ -20,7 +20,16 @@ from torch import Tensor, nn
 
 from metavrf.episodes import Episodes
 from metavrf.errors import Caution, UserError
-from metavrf.files import PathLike, beside, read_json, read_tensors, write_atomically, write_json, write_tensors
+from metavrf.files import (
+    PathLike,
+    beside,
+    load_weights,
+    read_json,
+    read_tensors,
+    write_atomically,
+    write_json,
+    write_tensors,
+)
 from metavrf.learners import measuring
 from metavrf.learners.base import Learner
 from metavrf.learners.row_mixture import RowsPredictor
@@ -30,9 +39,11 @@ from metavrf.learners.untrained import Untrained
 from metavrf.manifest import NAME as MANIFEST
 from metavrf.manifest import check, seal
 from metavrf.model import TrainedModel, load_once
+from metavrf.nn.columns import Proposer
 from metavrf.pictures import are_pictures
 from metavrf.plots import draw_relevance
 from metavrf.randomness import stream
+from metavrf.runs.directory import SHIPPED
 from metavrf.schema import check_shape
 from metavrf.tables import COLUMNS_FILE
 
@@ -42,7 +53,7 @@ FOLDER = (ESTIMATOR_FILE, SUPPORT_FILE, COLUMNS_FILE, "config.toml", "data.json"
 _SHAPE = {
     "kind": str,
     "pretrained": bool,
-    "parameters": {"bases?": (int, None), "ridge?": (float, None), "random_state?": (int, None)},
+    "parameters": {"bases?": (int, None), "ridge?": (float, None), "random_state?": (int, None), "infer?": bool},
     "fitted": {"n_features_in_?": int, "feature_names_in_?": [Any]},
     "seed?": int,
 }
@@ -75,11 +86,13 @@ class FewShot(BaseEstimator):  # type: ignore[misc]
         *,
         bases: int | None = None,
         ridge: float | None = None,
+        infer: bool = False,
         random_state: Any = 0,
     ) -> None:
         self.model = model
         self.bases = bases
         self.ridge = ridge
+        self.infer = infer
         self.random_state = random_state
 
     @classmethod
@@ -141,7 +154,8 @@ class FewShot(BaseEstimator):  # type: ignore[misc]
             raise UserError(f"{path} is a {values['kind']}, not a {cls.kind}")
         tensors, _ = read_tensors(check(path / SUPPORT_FILE))
         try:
-            estimator = cls(path if values["pretrained"] else None, **values["parameters"])
+            parameters = {"infer": False} | values["parameters"]  # there was no network once
+            estimator = cls(path if values["pretrained"] else None, **parameters)
             for name, value in values["fitted"].items():
                 setattr(estimator, name, np.array(value, dtype=object) if isinstance(value, list) else value)
             estimator.seed_ = int(values.get("seed", estimator.random_state or 0))  # it was not always kept
@@ -231,13 +245,15 @@ class FewShot(BaseEstimator):  # type: ignore[misc]
         """The model's, or one for features of that many columns."""
         if self.model_ is not None:
             return self.model_.learner
-        return _untrained(columns, self.kind, self.bases, self.ridge, self.seed_)
+        return _untrained(columns, self.kind, self.bases, self.ridge, self.seed_, bool(self.infer))
 
     @staticmethod
     def _drawn(learner: Learner) -> dict[str, Tensor]:
-        """What a learner that needs no training has drawn at random."""
+        """What a learner without a model has drawn at random, and the network that proposes kernels, as it ships."""
         names = ("scale", "wave", "linear", "noise", "moves") if isinstance(learner, Rows) else ("epsilon",)
-        return {name: learner.state_dict()[name] for name in names}
+        state = learner.state_dict()
+        network = {name: tensor.half() for name, tensor in state.items() if name.startswith("proposer.")}
+        return {name: state[name] for name in names} | network
 
     def _condition(self) -> None:
         self.predictor_ = self.learner_.adapted(self._support(), embedded=True)
@@ -323,12 +339,23 @@ class FewShot(BaseEstimator):  # type: ignore[misc]
 
 
 @lru_cache(maxsize=8)
-def _untrained(columns: int, kind: str, bases: int | None, ridge: float | None, seed: int) -> Rows | Untrained:
+def _untrained(  # noqa: PLR0917 - it is cached by position
+    columns: int, kind: str, bases: int | None, ridge: float | None, seed: int, infer: bool = False
+) -> Rows | Untrained:
     """A learner that holds nothing of a task, so that one serves them all."""
     regression = kind == "regressor"
     if bases is None:
-        return Rows(columns, regression=regression, generator=stream(seed, "bases"), ridge=ridge)
+        proposer = shipped_proposer() if infer else None
+        return Rows(columns, regression=regression, generator=stream(seed, "bases"), ridge=ridge, proposer=proposer)
     return Untrained(columns, regression=regression, generator=stream(seed, "bases"), bases=bases, ridge=ridge)
+
+
+def shipped_proposer() -> Proposer:
+    """The network that comes with the package: it looks at rows and proposes kernels for them."""
+    tensors, _ = read_tensors(SHIPPED / "rows" / "model.safetensors")
+    network = Proposer(torch.Generator())
+    load_weights(network, tensors, "the model of rows")
+    return network
 
 
 def read(path: Path) -> dict[str, Any]:

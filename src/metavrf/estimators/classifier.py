@@ -30,6 +30,8 @@ class MetaVRFClassifier(ClassifierMixin, FewShot):  # type: ignore[misc]
         bases: number of random features, if other than the model's own. Without a model it asks for one Gaussian kernel
             on that many random features instead of the mixture; so do more than 4,000 rows.
         ridge: fixes the noise λ without a model; by default it is inferred like the kernel.
+        infer: without a model, whether a trained network looks at the samples and adds kernels of its own to those that
+            need no training; off by default, as on real tables it did not help throughout (``docs/rows.md``).
         random_state: seed of the bases and of the candidates.
 
     >>> import numpy as np

@@ -36,6 +36,8 @@ class MetaVRFRegressor(RegressorMixin, FewShot):  # type: ignore[misc]
         bases: number of random features, if other than the model's own. Without a model it asks for one Gaussian kernel
             on that many random features instead of the mixture; so do more than 4,000 rows.
         ridge: fixes the noise λ without a model; by default it is inferred like the kernel.
+        infer: without a model, whether a trained network looks at the samples and adds kernels of its own to those that
+            need no training; off by default, as on real tables it did not help throughout (``docs/rows.md``).
         random_state: seed of the bases and of the candidates.
         coverage: the share of new targets that :meth:`predict_interval` is to hold.
 
@@ -54,10 +56,11 @@ class MetaVRFRegressor(RegressorMixin, FewShot):  # type: ignore[misc]
         *,
         bases: int | None = None,
         ridge: float | None = None,
+        infer: bool = False,
         random_state: Any = 0,
         coverage: float = 0.9,
     ) -> None:
-        super().__init__(model, bases=bases, ridge=ridge, random_state=random_state)
+        super().__init__(model, bases=bases, ridge=ridge, infer=infer, random_state=random_state)
         self.coverage = coverage
 
     def __sklearn_tags__(self) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +26,9 @@ from metavrf.randomness import stream
 from metavrf.settings import EpisodeSettings, check_settings
 from metavrf.spec import TaskSpec
 
-__all__ = ["Kind", "Learner", "NoSettings", "Prediction"]
+__all__ = ["SHOT_NODES", "Kind", "Learner", "NoSettings", "Prediction"]
+
+SHOT_NODES = (1, 2, 5, 10, 20)  # samples per class at which probabilities are calibrated
 
 Kind = Literal["regression", "classification"]
 Presets = Mapping[str, Mapping[str, Any]]
@@ -58,7 +62,8 @@ class Learner(nn.Module, ABC):
         embedding: turns inputs into features; called as ``embedding(x, own, views)``.
         spec: what its tasks look like.
         settings: its own.
-        temperature: by which logits are divided at test time; fitted on validation classes.
+        temperature: by which logits are divided at test time, for each of ``SHOT_NODES`` samples per class; fitted on
+            validation classes.
     """
 
     Settings: ClassVar[type[Any]] = NoSettings
@@ -73,6 +78,7 @@ class Learner(nn.Module, ABC):
     maps: ClassVar[bool] = False
     embedding: nn.Module
     temperature: Tensor
+    once_one_number: ClassVar[tuple[str, ...]] = ("temperature",)
     components = 1  # kernels, or whatever a prediction is a mixture of: how much room a task takes
 
     def __init__(
@@ -91,7 +97,7 @@ class Learner(nn.Module, ABC):
         self.classify_weight = 0.0
         self.settings = self.Settings() if settings is None else settings
         check_settings(self.settings)
-        self.register_buffer("temperature", torch.ones(()))
+        self.register_buffer("temperature", torch.ones(len(SHOT_NODES)))
         self.setup(stream(0, "bases") if generator is None else generator)
 
     def setup(self, generator: torch.Generator) -> None:
@@ -250,8 +256,17 @@ class Learner(nn.Module, ABC):
             else:
                 prediction = self(episodes, None, memory, protocol)
         if episodes.way is not None:
-            prediction = replace(prediction, mean=(prediction.mean / self.temperature).log_softmax(-1))
+            prediction = replace(prediction, mean=self.calibrated(prediction.mean, episodes))
         return prediction.to(asked_from)
+
+    def temperature_for(self, episodes: Episodes) -> Tensor:
+        """The temperature for as many samples per class as the tasks have; between nodes on a logarithmic scale."""
+        found = np.interp(math.log(episodes.shot), np.log(SHOT_NODES), self.temperature.cpu().numpy())
+        return self.temperature.new_tensor(float(found))
+
+    def calibrated(self, logits: Tensor, episodes: Episodes) -> Tensor:
+        """Log probabilities of the classes: logits divided by the temperature."""
+        return (logits / self.temperature_for(episodes)).log_softmax(-1)
 
     @property
     def device(self) -> torch.device:

@@ -47,8 +47,9 @@ class Cavia(MAML):
 
     citation = "Zintgraf et al., Fast context adaptation via meta-learning, ICML 2019"
     Settings = CaviaSettings
+    starts_level = False  # the context acts through the last layer
     presets = {
-        "functions": {"context": 5, "inner_lr": 1.0, "inner_steps": 1},
+        "functions": {"context": 10, "inner_lr": 0.3, "inner_steps": 5},
         "classes": CLASSES | {"inner_steps": 2, "validate_tasks": 200},
     }
     paper = {

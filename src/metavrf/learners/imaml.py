@@ -12,6 +12,9 @@ The inner steps keep nothing for the backward pass, so memory does not grow with
 conjugate gradients, which need products of the Hessian with vectors only. A direction of negative curvature ends them
 early: there the system is that of no minimum.
 
+Only where the inner steps end matters, so they need not be plain: a step after which the problem is worse is taken
+back, and the next is half as long. Without that some tasks run away, and nothing in the implicit gradient would tell.
+
 The authors damp the system, (2·I + ∇²L/(λ + 10)) in place of the above, and normalise each pass by its own batch, which
 makes their figures transductive. Here a task is normalised by its support, in training too.
 """
@@ -25,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.func import grad, vmap
+from torch.func import grad, grad_and_value, vmap
 
 from metavrf.episodes import Episodes
 from metavrf.learners.maml import CLASSES, MAML, PHOTOGRAPHS, Weights
@@ -54,7 +57,7 @@ class IMAML(MAML):
     citation = "Rajeswaran, Finn, Kakade & Levine, Meta-learning with implicit gradients, NeurIPS 2019"
     Settings = ImplicitSettings
     presets = {
-        "functions": {"inner_lr": 0.01, "proximal": 0.1, "inner_steps": 10},
+        "functions": {"inner_lr": 0.05, "proximal": 0.3, "inner_steps": 12, "lr": 4e-3},
         "classes": CLASSES | {"channels": 32, "validate_tasks": 200},
     }
     paper = {
@@ -77,17 +80,31 @@ class IMAML(MAML):
         return vmap(answer, randomness="different")(adapted, episodes.support_x, episodes.query_x).unsqueeze(0)
 
     def adapt(self, weights: Weights, x: Tensor, y: Tensor) -> Weights:
-        """The weights after the inner steps on one task's support ``x [S, ...]``, ``y [S, ...]``."""
+        """The weights after the inner steps on one task's support ``x [S, ...]``, ``y [S, ...]``.
+
+        A step after which the proximal problem is worse is taken back, and those that follow are half as long.
+        """
         start, lam = weights, self.settings.proximal
         steps = self.settings.inner_steps
         if not self.training:
             steps = self.settings.test_inner_steps or steps
-        for _ in range(steps):
-            slope = grad(self.task_loss)(weights, x, y)
-            weights = {
-                name: value - self.settings.inner_lr * (slope[name] + lam * (value - start[name]))
-                for name, value in weights.items()
-            }
+
+        def objective(at: Weights) -> Tensor:
+            away = sum((at[name] - value).square().sum() for name, value in start.items())
+            return self.task_loss(at, x, y) + 0.5 * lam * away
+
+        slope, best = grad_and_value(objective)(weights)
+        rate = torch.full_like(best, self.settings.inner_lr)
+        for step in range(steps):
+            tried = {name: value - rate * slope[name] for name, value in weights.items()}
+            if step == steps - 1:
+                new_slope, found = slope, objective(tried)
+            else:
+                new_slope, found = grad_and_value(objective)(tried)
+            better = found <= best
+            best, rate = torch.where(better, found, best), torch.where(better, rate, 0.5 * rate)
+            weights = {name: torch.where(better, tried[name], value) for name, value in weights.items()}
+            slope = {name: torch.where(better, new_slope[name], value) for name, value in slope.items()}
         return weights
 
     def implicit(self, weights: Weights, x: Tensor, y: Tensor, gradient: Tensor) -> Tensor:

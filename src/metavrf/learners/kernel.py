@@ -247,7 +247,7 @@ class KernelLearner(Learner):
             omega,
             draws.phase,
             self.head.explicit(phi.unsqueeze(1), task),
-            self.temperature,
+            self.temperature_for(task),
             origin=None if origin is None else origin[0, 0] * length,
             unit_features=self.settings.unit_features,
         )

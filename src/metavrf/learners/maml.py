@@ -65,6 +65,7 @@ class MAML(Learner):
     embeds_alone = False
     any_way = False
     inductive_statistics = "support"
+    starts_level: ClassVar[bool] = True  # all classes equally likely before the first inner step of the first task
     Settings: ClassVar[type[Any]] = InnerLoop
     presets = {"functions": {"inner_lr": 0.01}, "classes": CLASSES | {"test_inner_steps": 3}}
     paper = {
@@ -81,6 +82,9 @@ class MAML(Learner):
         self.regression = self.spec.regression
         self.size = self.spec.targets or self.spec.way
         self.last = nn.Linear(embedding.features, self.size)
+        if self.starts_level and not self.regression:
+            nn.init.zeros_(self.last.weight)
+            nn.init.zeros_(self.last.bias)
         self.log_noise = nn.Parameter(torch.tensor(0.0)) if self.regression else None
 
     def forward(

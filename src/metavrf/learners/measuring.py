@@ -15,7 +15,7 @@ from torch import Tensor
 
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.learners.base import Learner
+from metavrf.learners.base import SHOT_NODES, Learner
 from metavrf.learners.head import BAND_NODES
 from metavrf.prediction import Prediction
 from metavrf.protocol import INDUCTIVE, Protocol
@@ -158,7 +158,7 @@ def figures(episodes: Episodes, prediction: Prediction) -> dict[str, Tensor]:
 
 
 def calibrate(learner: Learner, episodes: Tasks) -> dict[str, Tensor]:
-    """Fit the temperature on validation tasks, one number that minimises their nll; returns figures as calibrated.
+    """Fit one temperature for all numbers of shots on validation tasks; returns figures as calibrated.
 
     Dividing logits by a positive number never changes which class is the likeliest.
     """
@@ -166,18 +166,31 @@ def calibrate(learner: Learner, episodes: Tasks) -> dict[str, Tensor]:
     if not isinstance(episodes, Episodes) or episodes.way is None or episodes.query_y is None:
         return measure(learner, episodes)
     logits = log_probabilities(learner, episodes)
+    learner.temperature.fill_(_temperature(logits, episodes.query_y))
+    calibrated = learner.calibrated(logits, episodes)
+    return figures(episodes, Prediction(calibrated, calibrated.unsqueeze(0)))
+
+
+def calibrate_shots(learner: Learner, episodes: Sequence[Episodes]) -> None:
+    """Fit a temperature for each number of shots, by validation tasks of several of them, given in order."""
+    learner.temperature.fill_(1.0)
+    fitted = [_temperature(log_probabilities(learner, tasks), tasks.query_y) for tasks in episodes]
+    if fitted:
+        shots = [tasks.shot for tasks in episodes]
+        learner.temperature.copy_(torch.from_numpy(np.interp(np.log(SHOT_NODES), np.log(shots), fitted)))
+
+
+def _temperature(logits: Tensor, target: Tensor | None) -> float:
+    """The number that logits ``[T, Q, C]`` are divided by for the least nll of ``target [T, Q]``."""
     from scipy.optimize import minimize_scalar
 
-    target = episodes.query_y.flatten()
+    assert target is not None
     flat = logits.flatten(0, 1).double()
 
     def nll(log_temperature: float) -> float:
-        return float(F.cross_entropy(flat / math.exp(log_temperature), target))
+        return float(F.cross_entropy(flat / math.exp(log_temperature), target.flatten()))
 
-    best = minimize_scalar(nll, bounds=(-3.0, 3.0), method="bounded").x
-    learner.temperature.fill_(math.exp(best))
-    calibrated = (logits / learner.temperature.to(logits.device)).log_softmax(-1)
-    return figures(episodes, Prediction(calibrated, calibrated.unsqueeze(0)))
+    return math.exp(minimize_scalar(nll, bounds=(-3.0, 3.0), method="bounded").x)
 
 
 def calibrate_band(learner: Learner, episodes: Sequence[Episodes]) -> None:

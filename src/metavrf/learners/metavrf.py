@@ -301,7 +301,7 @@ class MetaVRF(KernelLearner):
             gram = found.gram[..., : task.support_x.shape[1]]
             solution = self.head.solution(gram, found.kernels, found.log_weights, task)
         return AdaptedMixture(
-            nn.Identity() if embedded else self.embedding, self.rescale_by(), solution, self.temperature
+            nn.Identity() if embedded else self.embedding, self.rescale_by(), solution, self.temperature_for(task)
         )
 
     def remember(self, prediction: Prediction) -> None:

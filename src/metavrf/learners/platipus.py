@@ -58,7 +58,7 @@ class Platipus(MAML):
     citation = "Finn, Xu & Levine, Probabilistic model-agnostic meta-learning, NeurIPS 2018"
     Settings = PlatipusSettings
     presets = {
-        "functions": {"inner_lr": 0.01, "inner_steps": 5},
+        "functions": {"inner_lr": 0.01, "inner_steps": 10, "lr": 4e-3},
         "classes": CLASSES | {"channels": 32, "validate_tasks": 200},
     }
     paper = {

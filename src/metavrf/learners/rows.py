@@ -1,7 +1,8 @@
-"""Rows of numbers that no model was trained on: many exact kernels, weighted by how well they explain the support.
+"""Rows of numbers of any kind: many exact kernels, weighted by how well they explain the support.
 
-The prior over kernels is a few hundred candidates, drawn once. Bayes' rule, in closed form, says which of them a task
-is made of, and the prediction is their mixture. Nothing is fitted by gradient. Three families of candidates:
+The prior over kernels is a few hundred candidates, drawn once, and those that a trained network proposes for the task
+at hand, half the prior mass each. Bayes' rule, in closed form, says which of them a task is made of, and the prediction
+is their mixture. Nothing is fitted by gradient. Three families of candidates:
 
 - on standardised columns, k = (1 - b)·exp(-½Σ sⱼ²δⱼ²)·cos(Σ ωⱼδⱼ) + b·Σ sⱼ²zⱼz'ⱼ/Σ sⱼ²: smooth plus linear, on random
   columns with random lengths 1/s; waves ω for one column;
@@ -27,6 +28,7 @@ from metavrf.kernels.rows import Kernels, Parity, Standardised, UnitLength
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.row_mixture import MOST_VALUES, RowsPredictor, Solved, Targets, solve
 from metavrf.learners.untrained import Untrained
+from metavrf.nn.columns import Proposals, Proposer
 from metavrf.nn.mlp import Raw
 from metavrf.spec import TaskSpec
 
@@ -38,13 +40,14 @@ KEPT, NEGLIGIBLE = 32, 1e-3  # components of the answer; the weight beside the h
 GAMMAS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 USUAL_GAMMA, USUAL_OF_UNITS = 8.0, 32.0  # rows of length 1 are all alike: what tells them apart is small
 COMMENSURABLE = 10  # columns that share the variance: with fewer, one unit of measure drowns the others
+MOST_PROPOSED = 100  # columns of a table that kernels are proposed for
 LEAST_NOISE = 1e-6
 SINGLE_PRECISION = 1e-4  # noise from which it is enough to weigh kernels of classes
 LARGEST_SINGLE = 1e15  # whose square single precision still holds
 
 
 class Rows(Learner):
-    """A mixture of exact kernels, in double precision; nothing in it is trained."""
+    """A mixture of exact kernels, in double precision; only the network that proposes some of them is trained."""
 
     scale: Tensor
     wave: Tensor
@@ -53,13 +56,20 @@ class Rows(Learner):
     moves: Tensor
 
     def __init__(
-        self, columns: int, *, regression: bool, generator: torch.Generator, ridge: float | None = None
+        self,
+        columns: int,
+        *,
+        regression: bool,
+        generator: torch.Generator,
+        ridge: float | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
-        """``ridge`` fixes the noise λ of all candidates."""
+        """``ridge`` fixes the noise λ of all candidates; ``proposer`` looks at a task and adds some."""
         if ridge is not None and not ridge > 0:
             raise UserError(f"the ridge penalty must be positive, but {ridge = }")
         self.ridge, self.columns = ridge, columns
         super().__init__(Raw(columns), TaskSpec((columns,), targets=1 if regression else None), generator=generator)
+        self.proposer = proposer
         self.double()
         self.eval().requires_grad_(False)
 
@@ -121,14 +131,47 @@ class Rows(Learner):
         """The candidates of a task and their log weights up to a constant, ``[K]``, or ``[K, G]`` of classes."""
         rows = _some_rows(targets, len(x), self.seed)
         x, targets = x[rows], targets.some(rows)
-        families = self.families(x)
+        families, log_prior = self.candidates(x, targets)
         kernels = Kernels(families)
-        score = self.scores(kernels, x, targets)
+        score = self.scores(kernels, x, targets) + log_prior.unsqueeze(1)
         if isinstance(families[0], UnitLength):
             return kernels, score
-        refined = self.refined(families[0], score[: len(families[0].noise)])
+        refined, parent = self.refined(families[0], score[: len(families[0].noise)])
         more = Kernels([refined, *families])
-        return more, torch.cat([self.scores(Kernels([refined]), x, targets), score])
+        of_refined = self.scores(Kernels([refined]), x, targets) + log_prior[parent].unsqueeze(1)
+        return more, torch.cat([of_refined, score])
+
+    def candidates(self, x: Tensor, targets: Targets) -> tuple[list[Standardised], Tensor]:
+        """The families on a support ``x [S, d]``, proposals in the first, and the log prior ``[K]`` of all kernels.
+
+        Proposals share as much prior mass as the drawn kernels beside them, so that they cost those half of it at most.
+        """
+        families = self.families(x)
+        first = families[0]
+        proposed = None if isinstance(first, UnitLength) else self.proposed(first, targets)
+        log_prior = torch.zeros(sum(len(family.noise) for family in families)).to(x)
+        if proposed is None:
+            return families, log_prior
+        count = len(first.noise)
+        noise = proposed.noise[0] if self.ridge is None else torch.full_like(proposed.noise[0], self.ridge)
+        own = {"scale": proposed.scale[0], "wave": torch.zeros_like(proposed.scale[0])}
+        own |= {"linear": proposed.linear[0], "noise": noise}
+        both = {name: torch.cat([getattr(first, name), tensor]) for name, tensor in own.items()}
+        joined = Standardised.on(x, **both)
+        of_proposals = math.log(count) + proposed.log_prior[0]
+        return [joined, *families[1:]], torch.cat([log_prior[:count], of_proposals, log_prior[count:]])
+
+    def proposed(self, family: Standardised, targets: Targets) -> Proposals | None:
+        """What the network proposes for a task; columns that are constant have no part, in it or in what it sees."""
+        varies = (family.support != 0).any(0)
+        count = int(varies.sum())
+        if self.proposer is None or not 0 < count <= MOST_PROPOSED:
+            return None
+        z, y = family.support[:, varies].unsqueeze(0), targets.values - targets.values.mean(0)
+        found = self.proposer(z, y.unsqueeze(0), classes=targets.labels is not None)
+        scale = found.scale.new_zeros(*found.scale.shape[:2], len(varies))
+        scale[..., varies] = found.scale
+        return found._replace(scale=scale)
 
     def families(self, x: Tensor) -> list[Standardised]:
         """The candidates on a support ``x [S, d]``.
@@ -145,8 +188,8 @@ class Rows(Learner):
         standardised = Standardised.on(x, scale=self.scale, wave=self.wave, linear=self.linear, noise=noise)
         return [standardised, *Parity.subsets(x, self.ridge), *unit]
 
-    def refined(self, family: Standardised, score: Tensor) -> Standardised:
-        """More candidates about the heavy ones, each of which has as many as its weight."""
+    def refined(self, family: Standardised, score: Tensor) -> tuple[Standardised, Tensor]:
+        """More candidates about the heavy ones, each of which has as many as its weight; and what each is about."""
         weight = score.flatten(1).logsumexp(1).softmax(0)
         marks = (torch.arange(REFINED, dtype=weight.dtype) + 0.5) / REFINED
         parent = torch.searchsorted(weight.cumsum(0), marks).clamp_max(len(weight) - 1)
@@ -157,7 +200,7 @@ class Rows(Learner):
         made.linear = (made.linear + 0.2 * self.moves[:, columns + 1]).clamp(0, 1)
         if self.ridge is None:
             made.noise = (made.noise * torch.exp(0.7 * self.moves[:, columns + 2])).clamp_min(LEAST_NOISE)
-        return made
+        return made, parent
 
     def scores(self, kernels: Kernels, x: Tensor, targets: Targets) -> Tensor:
         """Log evidence ``[K, 1]``; of classes the log leave-one-out likelihood ``[K, G]``, where it can be."""

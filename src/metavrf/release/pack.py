@@ -16,16 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from metavrf.config import Config
 from metavrf.errors import UserError
 from metavrf.files import PathLike, as_json, beside, write_atomically
 from metavrf.model import TrainedModel, load
+from metavrf.runs.calibrating import calibrate_by_shots
 from metavrf.runs.directory import Run
 from metavrf.runs.provenance import provenance
 from metavrf.spec import TaskSpec
 from metavrf.tasks.datasets import DATASETS
 from metavrf.tasks.functions import EVALUATION_POINTS, family
+from metavrf.tasks.source import open_tasks
 from metavrf.testing.evaluate import evaluate
 from metavrf.testing.evaluation import Evaluation
 from metavrf.testing.settings import EvalSettings
@@ -35,7 +38,11 @@ LICENCE = "apache-2.0"
 
 
 def save_pretrained(
-    run: PathLike | TrainedModel, folder: PathLike, tests: Sequence[EvalSettings] | None = None
+    run: PathLike | TrainedModel,
+    folder: PathLike,
+    tests: Sequence[EvalSettings] | None = None,
+    *,
+    calibrate: bool = False,
 ) -> Path:
     """Write a finished run to ``folder`` as a small model with a card, ready for the Hugging Face hub.
 
@@ -47,6 +54,8 @@ def save_pretrained(
         run: the run directory, the name of a shipped model, or an opened one.
         folder: where to write; must not hold a run already.
         tests: what to test; by default 5 and 20 ways of 1 and 5 shots of classes, or 2 to 20 shots of functions.
+        calibrate: fit the probabilities of a model of classes anew, on its validation classes and for each number of
+            shots, and test it anew; for models of earlier versions, which have one temperature for all shots.
     """
     model = run if isinstance(run, TrainedModel) else load(run)
     source, result = model.run, model.result
@@ -57,6 +66,8 @@ def save_pretrained(
     Run(folder).refuse_if_held()
     tensors, metadata = source.load_model()
     regression = model.spec.regression
+    if calibrate:
+        tensors = {**tensors, "temperature": _fitted_temperature(model)}
     precision = torch.float32 if regression else torch.float16
     where = Path(folder)
     with beside(where) as unfinished:
@@ -66,7 +77,7 @@ def save_pretrained(
             metadata,
         )
         packed.write(packed.result_file, as_json(result))
-        card = source.card()
+        card = None if calibrate else source.card()
         if card is None:
             written = load(unfinished)
             card = _card(result, [evaluate(written, settings) for settings in tests or default_tests(model)])
@@ -74,6 +85,16 @@ def save_pretrained(
         write_atomically(packed.path / "README.md", card_text(packed))
         packed.seal()
     return where
+
+
+def _fitted_temperature(model: TrainedModel) -> Tensor:
+    """Temperatures by validation classes, of which the data must be at hand."""
+    if model.spec.regression:
+        raise UserError("calibrate is for models of classes: the band of functions is calibrated in training")
+    settings = model.config.training
+    tasks = open_tasks(model.config.task, model.config.data)
+    calibrate_by_shots(model.learner, tasks, model.config.episode, most=settings.validate_tasks, seed=settings.seed)
+    return model.learner.temperature
 
 
 def default_tests(model: TrainedModel) -> list[EvalSettings]:
@@ -117,7 +138,7 @@ def card_text(run: Run) -> str:
         f"{training['train_seconds'] / 60:.0f} minutes; "
         f"the best model by validation {'classes' if classes else 'tasks'} is kept",
         f"- Tested by: `{card['provenance']['command']}` at commit {card['provenance']['commit']}",
-        "- Weights in half precision, licence Apache-2.0; calibrated by one temperature fitted on validation classes"
+        "- Weights in half precision, licence Apache-2.0; calibrated on validation classes"
         if classes
         else f"- Weights in single precision, licence Apache-2.0; {_band(config)}",
         "",

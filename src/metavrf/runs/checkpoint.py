@@ -14,7 +14,8 @@ from torch import Tensor
 from metavrf.errors import Caution, UserError
 from metavrf.files import load_weights, read_tensors
 from metavrf.learners.base import Learner
-from metavrf.runs.directory import Run
+from metavrf.manifest import NAME as MANIFEST
+from metavrf.runs.directory import Run, missing_checkpoint
 from metavrf.runs.optimizing import moments as kept_of_a_weight
 
 
@@ -45,7 +46,8 @@ def save_checkpoint(
             tensors |= {f"rank{number}.{name}": value for number, value in enumerate(gathered)}
     if rank == 0:
         rounded = {"seconds": round(at.seconds, 3), "cpu_seconds": round(at.cpu_seconds, 3)}
-        run.save_state(tensors, asdict(at) | {"seed": seed, "processes": ranks} | rounded)
+        kept = {"seed": seed, "processes": ranks, "config": run.config_sum()}
+        run.save_state(tensors, asdict(at) | kept | rounded)
 
 
 def load_checkpoint(
@@ -59,7 +61,7 @@ def load_checkpoint(
     refused: UserError | None = None
     for file in there:
         try:
-            loaded = _load(file, learner, optimizer, rank)
+            loaded = _load(file, learner, optimizer, rank, run.config_sum() if run.verified else None)
         except UserError as error:
             refused = refused or error
             continue
@@ -71,25 +73,31 @@ def load_checkpoint(
             )
         if refused is not None and rank == 0:
             warnings.warn(f"{refused}; the run goes on from {file.name}, step {at.step}", Caution, stacklevel=2)
+        elif file != run.state_file and rank == 0:
+            warnings.warn(missing_checkpoint(run, file), Caution, stacklevel=2)
         return at, weights
     assert refused is not None
     raise refused
 
 
 def _load(
-    file: Path, learner: Learner, optimizer: torch.optim.Optimizer, rank: int
+    file: Path, learner: Learner, optimizer: torch.optim.Optimizer, rank: int, config: str | None
 ) -> tuple[Position, dict[str, Tensor], int]:
-    """One checkpoint; of how many processes it is comes last."""
+    """One checkpoint; of how many processes it is comes last. ``config`` is the sum of the settings it must be of."""
     where = str(file)
     tensors, metadata = read_tensors(file)
+    if config is not None and metadata.get("config", config) != config:  # it was not always kept
+        raise UserError(
+            f"{where} was written under other settings than those in config.toml: take both from one run, or remove "
+            f"{MANIFEST} to go on with these"
+        )
     groups: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         group, _, rest = name.partition(".")
         groups.setdefault(group, {})[rest] = tensor
     load_weights(learner, groups.get("learner", {}), where)
     ranks = sum(group.startswith("rank") for group in groups)
-    weights = groups["learner"] | groups.get(f"rank{rank}", {})
-    load_weights(learner, weights, where)
+    weights = load_weights(learner, groups["learner"] | groups.get(f"rank{rank}", {}), where)
     _load_moments(optimizer, groups.get("optimizer", {}), where)
     try:
         at = Position(**{name: type(value)(metadata[name]) for name, value in asdict(Position()).items()})

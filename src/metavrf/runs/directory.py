@@ -10,15 +10,18 @@
     start.json          of a run that started from another: which
     curves.parquet      of curves that were given as a data frame: a copy
     card.json           of a packed model: what it was tested to do
-    manifest.json       the kind of the folder, and the SHA-256 sums of its files; checkpoints carry their own
+    manifest.json       the kind of the folder, and the SHA-256 sums of its files; checkpoints carry their own, and
+                        the last one is named here once the run has ended
 
 Each file is written beside itself and renamed into place. Nothing here is a pickle.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,11 +30,10 @@ from typing import Any
 from torch import Tensor
 
 from metavrf.config import Config
-from metavrf.errors import UserError
+from metavrf.errors import Caution, UserError
 from metavrf.files import (
     as_json,
     read_json,
-    read_metadata,
     read_tensors,
     second_name,
     tensors_as_bytes,
@@ -39,7 +41,7 @@ from metavrf.files import (
     write_json,
 )
 from metavrf.manifest import NAME as MANIFEST
-from metavrf.manifest import Manifest, check, replace_file, seal
+from metavrf.manifest import Manifest, check, forget, replace_file, seal
 from metavrf.runs import hub
 from metavrf.runs.locking import lock
 from metavrf.schema import check_shape
@@ -211,6 +213,15 @@ class Run:
             raise UserError(f"cannot read {self.config_file}: {error}") from error
         return Config.from_toml(text, str(self.config_file))
 
+    def config_sum(self) -> str:
+        """SHA-256 of config.toml: a checkpoint says which settings it is of."""
+        return hashlib.sha256(self.config_file.read_bytes()).hexdigest()
+
+    @property
+    def verified(self) -> bool:
+        """Whether files are compared with sums: not in folders of older versions, or after a change by hand."""
+        return (self.path / MANIFEST).exists()
+
     def start(self) -> dict[str, Any] | None:
         """Which run this one started from, if from one."""
         return read_json(check(self.start_file), "remove it, or take it from a copy of the run")
@@ -231,6 +242,7 @@ class Run:
         Those before it are kept, each under the name of the next older one.
         """
         newest, *older = self.checkpoints
+        forget(newest)  # of a run that had ended, and goes on
 
         def keep_older() -> None:
             for file, to in zip(older[-2::-1], older[:0:-1], strict=True):
@@ -246,7 +258,7 @@ class Run:
         self.write(self.result_file, as_json(result))
         for file in self.checkpoints[1:]:
             file.unlink(missing_ok=True)
-        self.seal()
+        seal(self.path, self.kind, (*self.summed, self.state_file))
 
     def seal(self) -> None:
         """Write the manifest of what is there: nothing of it is going to change."""
@@ -264,8 +276,13 @@ class Run:
 
     def step(self) -> int:
         """How far the training has come: the step of the last checkpoint, or 0."""
-        values = read_metadata(self.state_file) if self.state_file.exists() else {"step": 0}
-        check_shape(values, {"step": int}, self.state_file)
+        there = [file for file in self.checkpoints if file.exists()]
+        if not there:
+            return 0
+        if there[0] != self.state_file:
+            warnings.warn(missing_checkpoint(self, there[0]), Caution, stacklevel=2)
+        _, values = read_tensors(there[0])
+        check_shape(values, {"step": int}, there[0])
         return int(values["step"])
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -305,3 +322,8 @@ class Run:
         kept = [json.dumps(record) + "\n" for record in self.metrics() if record["step"] <= step]
         if self.metrics_file.exists():
             self.write(self.metrics_file, "".join(kept))
+
+
+def missing_checkpoint(run: Run, older: Path) -> str:
+    """What to say where the newest checkpoint is gone, but not all are."""
+    return f"{run.state_file} is missing: the run goes on from {older.name}, which is older"

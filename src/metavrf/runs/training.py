@@ -34,6 +34,7 @@ from metavrf.memory import keep_freed_memory
 from metavrf.nn.embeddings import Embedding
 from metavrf.prediction import Prediction
 from metavrf.randomness import stream
+from metavrf.runs.calibrating import calibrate_by_shots
 from metavrf.runs.checkpoint import Position, load_checkpoint, save_checkpoint
 from metavrf.runs.directory import Run
 from metavrf.runs.optimizing import clip_gradients, learning_rate, make_optimizer
@@ -369,8 +370,19 @@ class Trainer:
         calibrate_band(self.learner, tasks)
         self.run.save_model(self.learner.state_dict(), metadata)
 
+    def _calibrate_shots(self) -> None:
+        """Set the temperatures of the best model of classes, for as many shots as validation classes have samples."""
+        tensors, metadata = self.run.load_model()
+        load_weights(self.learner, tensors, str(self.run.model_file))
+        settings = self.config.training
+        most = settings.validate_tasks
+        calibrate_by_shots(self.learner, self.tasks, self.config.episode, most=most, seed=settings.seed)
+        self.run.save_model(self.learner.state_dict(), metadata)
+
     def _finish(self) -> None:
-        if isinstance(getattr(self.learner, "head", None), MixtureHead) and self.tasks.spec.regression:
+        if not self.tasks.spec.regression:
+            self._calibrate_shots()
+        elif isinstance(getattr(self.learner, "head", None), MixtureHead):
             self._calibrate_band()
         best = next((r for r in self.run.metrics() if r["step"] == self.at.best_step), {})
         self.run.save_result(

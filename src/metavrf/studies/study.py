@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from metavrf.config import Config
 from metavrf.errors import UserError
-from metavrf.files import read_json
+from metavrf.files import read_summed_json
 from metavrf.runs.directory import Run
 from metavrf.settings import DataSettings
 from metavrf.tasks.datasets import DATASETS
@@ -226,7 +226,8 @@ class Plan:
             return {}
         figures = {}
         for seed in self.seeds_of(source):
-            values = read_json(self.file(self.job(source, seed), cell.test), "remove it, and call again to write it")
+            file = self.file(self.job(source, seed), cell.test)
+            values = read_summed_json(file, "remove it, and call again to write it")
             if values is not None:
                 figures[seed] = values
         return figures

@@ -1,23 +1,20 @@
-"""Jobs of a plan, each in a process of one thread: train, test, write. What is there already is not done again."""
+"""Jobs of a plan: train, test, write. What is there already is not done again."""
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.connection
 import os
-import signal
-import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
 from metavrf.config import Config
 from metavrf.errors import UserError
-from metavrf.files import write_json
+from metavrf.files import write_summed_json
 from metavrf.learners.measuring import calibrate
 from metavrf.model import load
 from metavrf.randomness import stream
@@ -31,53 +28,90 @@ from metavrf.testing.evaluate import evaluate
 from metavrf.testing.evaluation import Evaluation
 from metavrf.testing.settings import TEST_EPISODES, TEST_TASKS
 
+if TYPE_CHECKING:
+    from metavrf.studies.executors import Executor
+
+T = TypeVar("T", str, int)
 Say = Callable[[str], None]
 Prepare = Callable[[], None]
 Tests = Mapping[Path, Mapping[str, Any]]
 Order = tuple[str | Known, Path, Tests]
 LOOK_EVERY = 0.2  # seconds, for signals
+DIED = "its process was killed"
+STOPPED = "it was asked to stop"  # by others than us
+DEATHS = 3  # of a job that are forgiven
 STEPS_TIMED = 5
 TASKS_TIMED = 50
 
 
-def run_jobs(plan: Plan, at_once: int, say: Say, prepare: Prepare | None = None) -> None:
-    """Do what is not done yet, ``at_once`` jobs at a time; ``prepare`` is called in each process first.
-
-    A job that fails is noted in ``plan.failed``. Asked to stop, the runs save where they are.
-    """
+def run_jobs(plan: Plan, executor: Executor, at_once: int, say: Say) -> None:
+    """Do what is not done yet, ``at_once`` jobs at a time. A job that fails is noted in ``plan.failed``."""
     waiting = [job for job in plan.jobs.values() if not plan.is_done(job)]
-    total = len(waiting)
-    running: dict[Any, tuple[Any, Any, Job, float]] = {}  # by the sentinel of the process
-    server = multiprocessing.get_context("forkserver")  # it imports torch once
-    server.set_forkserver_preload([__name__])
+    total, done = len(waiting), 0
     plan.out.joinpath("tests").mkdir(parents=True, exist_ok=True)
+
+    def take() -> str | None:
+        nonlocal done
+        for job in [job for job in waiting if job.start and job.start.name in plan.failed]:
+            waiting.remove(job)
+            plan.failed[job.name] = "the run it starts from failed"
+            done += 1
+        ready = next((job for job in waiting if job.start is None or plan.is_done(job.start)), None)
+        if ready is None:
+            return None
+        waiting.remove(ready)
+        return ready.name
+
+    def give(name: str, answer: str, seconds: float) -> None:
+        nonlocal done
+        done += 1
+        if answer:
+            plan.failed[name] = answer
+        say(f"[{done}/{total}] {plan.jobs[name].label}: {answer or f'{seconds:.0f} s'}")
+
+    def order(name: str) -> Order:
+        return _order(plan, plan.jobs[name])
+
+    work_off(executor, at_once, take=take, order=order, give=give, label=lambda name: plan.jobs[name].label, say=say)
+
+
+def work_off(
+    executor: Executor,
+    at_once: int,
+    *,
+    take: Callable[[], T | None],
+    order: Callable[[T], Order],
+    give: Callable[[T, str, float], None],
+    label: Callable[[T], str],
+    say: Say,
+) -> None:
+    """Do jobs, ``at_once`` at a time, until there is none to ``take``; what came of each is given back.
+
+    One whose worker died is taken up again. Asked to stop, the runs save where they are.
+    """
+    running: dict[Any, tuple[T, float]] = {}
+    again: list[T] = []
+    deaths: Counter[T] = Counter()
     with stop_signals() as stopped:
         try:
-            while (waiting or running) and not stopped:
-                for job in [job for job in waiting if job.start and job.start.name in plan.failed]:
-                    waiting.remove(job)
-                    plan.failed[job.name] = "the run it starts from failed"
-                ready = [job for job in waiting if job.start is None or plan.is_done(job.start)]
-                for job in ready[: at_once - len(running)]:
-                    waiting.remove(job)
-                    receive, send = server.Pipe(duplex=False)
-                    process = server.Process(target=_work, args=(_order(plan, job), send, prepare, dict(os.environ)))
-                    process.start()
-                    send.close()
-                    running[process.sentinel] = (process, receive, job, time.monotonic())
-                for sentinel in multiprocessing.connection.wait(list(running), LOOK_EVERY):
-                    process, receive, job, began = running.pop(sentinel)
-                    process.join()
-                    answer = _answer(receive) or ("" if process.exitcode == 0 else f"it ended with {process.exitcode}")
-                    if answer:
-                        plan.failed[job.name] = answer
-                    done = total - len(waiting) - len(running)
-                    say(f"[{done}/{total}] {job.label}: {answer or f'{time.monotonic() - began:.0f} s'}")
+            while not stopped:
+                while len(running) < at_once:
+                    job = again.pop(0) if again else take()
+                    if job is None:
+                        break
+                    running[executor.begin(order(job))] = (job, time.monotonic())
+                if not running:
+                    break
+                for begun, answer in executor.ended(list(running)):
+                    job, began = running.pop(begun)
+                    deaths[job] += answer in (DIED, STOPPED)
+                    if answer not in (DIED, STOPPED) or deaths[job] > DEATHS:
+                        give(job, answer, time.monotonic() - began)
+                    elif not stopped:
+                        again.append(job)
+                        say(f"{label(job)}: {answer}; it is taken up again")
         finally:
-            for process, *_ in running.values():
-                process.terminate()
-            for process, *_ in running.values():
-                process.join()
+            executor.close(list(running))
         if stopped:
             raise Interrupted("stopped; all is kept, and the same command goes on", stopped[0])
 
@@ -88,42 +122,25 @@ def _order(plan: Plan, job: Job) -> Order:
     return job.source if isinstance(job.source, Known) else job.source.to_toml(), plan.path(job), tests
 
 
-def _answer(receive: Any) -> str:
-    try:
-        return str(receive.recv())
-    except EOFError:  # it was killed, or fell over
-        return ""
-
-
-def _work(order: Order, send: Any, prepare: Prepare | None, environment: dict[str, str]) -> None:
-    """One job in its own process: what a user can mend is sent back as a sentence."""
-    os.environ.update(environment)  # the server may have been started under another
-    os.setpgrp()  # Ctrl-C is for the first process, which asks this one to stop
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+def attempt(order: Order, prepare: Prepare | None = None) -> str:
+    """A job in this process, on one thread: what a user can mend is given back as a sentence."""
     torch.set_num_threads(1)
     try:
         if prepare is not None:
             prepare()
         do(*order)
-        send.send("")
     except UserError as error:
-        send.send(str(error))
+        return str(error)
     except Interrupted:
-        send.send("stopped")
-
-
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)  # a training saves where it is
+        return STOPPED
+    return ""
 
 
 def do(source: str | Known, path: Path, tests: Tests) -> None:
     """Train, unless that is done; then write every test that is not written."""
     if isinstance(source, Known):
         for file in (file for file in tests if not file.exists()):
-            write_json(file, figures(evaluate_known(source, tests[file])))
+            write_summed_json(file, figures(evaluate_known(source, tests[file])))
         return
     wait_for(path)
     run = Run(path)
@@ -131,7 +148,7 @@ def do(source: str | Known, path: Path, tests: Tests) -> None:
         train(Config.from_toml(source, str(path)), out=path, resume=run.config_file.exists(), quiet=True)
     model = load(path)
     for file in (file for file in tests if not file.exists()):
-        write_json(file, figures(evaluate(model, **tests[file])))
+        write_summed_json(file, figures(evaluate(model, **tests[file])))
 
 
 def wait_for(folder: Path) -> None:

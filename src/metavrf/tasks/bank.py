@@ -10,6 +10,7 @@ from torch import Tensor
 
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
+from metavrf.joined import Joined, Samples, as_it_is
 from metavrf.memory import check_room
 
 DRAWS_AT_ONCE = 4_000_000  # random numbers the sampler holds at a time
@@ -21,6 +22,7 @@ class Bank:
 
     Attributes:
         inputs: ``[N, channels, height, width]`` uint8 images, or ``[N, d]`` features; a class's samples are neighbours.
+            They may be a file that is larger than memory: look rows up, and do not write to them.
         starts: ``[K]`` row of each class's first sample.
         counts: ``[K]`` samples of each class.
         names: the K class names.
@@ -28,7 +30,7 @@ class Bank:
             of tasks within one group; or None.
     """
 
-    inputs: Tensor
+    inputs: Samples
     starts: Tensor
     counts: Tensor
     names: Sequence[str]
@@ -45,10 +47,10 @@ class Bank:
 
     @classmethod
     def join(cls, banks: Sequence[Bank]) -> Bank:
-        """All samples and classes of several banks, whose names must differ; without groups."""
+        """All samples and classes of several banks, whose names must differ; without groups. Nothing is copied."""
         sizes = torch.tensor([len(bank.inputs) for bank in banks])
         return cls(
-            torch.cat([bank.inputs for bank in banks]),
+            Joined([(bank.inputs, as_it_is) for bank in banks]),
             torch.cat([bank.starts + first for bank, first in zip(banks, sizes.cumsum(0) - sizes, strict=True)]),
             torch.cat([bank.counts for bank in banks]),
             [name for bank in banks for name in bank.names],
@@ -64,7 +66,7 @@ class Bank:
         return replace(self, starts=self.starts[rows], counts=self.counts[rows], names=list(classes), groups=groups)
 
     def compact(self) -> Bank:
-        """The same classes without the samples of others."""
+        """The same classes without the samples of others, in memory."""
         rows = torch.cat([torch.arange(s, s + c) for s, c in zip(self.starts, self.counts, strict=True)])
         return replace(self, inputs=self.inputs[rows], starts=self.counts.cumsum(0) - self.counts)
 

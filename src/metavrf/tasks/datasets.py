@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from metavrf.errors import UserError
+from metavrf.joined import Joined
 from metavrf.registry import Registry
 from metavrf.tasks.bank import Bank
 from metavrf.tasks.images import ParquetSource, Preprocessing, cache_folder, read_bank, rotated_names
@@ -137,11 +139,15 @@ class Mixture(NamedSet):
         """The classes of all sets, grouped by set; each set is decoded and cached by itself."""
         self.find(data, quiet=quiet)
         banks, keys = zip(*(named.read(data, quiet=quiet) for named in self.sets), strict=True)
-        joined = Bank.join([replace(bank, inputs=bank.inputs.expand(-1, *self.preprocessing.shape)) for bank in banks])
+        joined = Bank.join([replace(bank, inputs=Joined([(bank.inputs, self._in_colour)])) for bank in banks])
         names = [_within(named, name) for named, bank in zip(self.sets, banks, strict=True) for name in bank.names]
         groups = torch.arange(len(banks)).repeat_interleave(torch.tensor([len(bank.names) for bank in banks]))
         key = hashlib.sha256(" ".join(keys).encode()).hexdigest()
         return replace(joined, names=names, groups=groups), key
+
+    def _in_colour(self, images: Tensor) -> Tensor:
+        """Grey pictures in three channels."""
+        return images.expand(-1, *self.preprocessing.shape)
 
     def counts(self, data: str) -> dict[str, int]:
         """How many pictures each class of each set has; decodes none."""

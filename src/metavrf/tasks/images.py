@@ -1,8 +1,8 @@
 """Reading pictures: Parquet files and folders of class folders, decoded once in parallel and cached on disk.
 
-A cached bank is one safetensors file, named by a hash of its source and preprocessing, and is memory-mapped: a second
-start reads nothing that is not used. It is written beside itself and renamed, and one that is damaged is made anew: its
-SHA-256 sum is compared at its first use.
+A cached bank is one safetensors file, named by a hash of its source and preprocessing, and is memory-mapped: pictures
+are read when they are drawn, and all of them may be more than fits into memory. It is written picture by picture beside
+its place and renamed, and one that is damaged is made anew: its SHA-256 sum is compared when it is first opened again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +27,17 @@ import torch
 from torch import Tensor
 
 from metavrf.errors import Caution, UserError
-from metavrf.files import read_tensors, write_atomically, write_tensors
+from metavrf.files import map_tensors, write_atomically, write_rows
+from metavrf.joined import Joined, as_it_is
 from metavrf.tasks.bank import Bank
 
 if TYPE_CHECKING:
     from PIL import Image
     from pyarrow import Table
+    from pyarrow.parquet import ParquetFile
 
 FORMAT = 1  # of the cache; a change makes old files unused
+AT_ONCE = 256  # pictures that are held encoded while they are decoded
 MOST_PIXELS = 50_000_000  # of a picture before it is resized: more is a mistake or an attack
 ENDINGS = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 
@@ -126,6 +131,9 @@ class Source:
         """SHA-256 of what is there."""
         raise NotImplementedError
 
+    def read_labels(self) -> None:
+        """Set ``names`` and ``labels``, where that is not done yet; decodes nothing."""
+
     def pictures(self) -> Iterator[tuple[bytes | Path, str]]:
         """Each picture, and its name for errors."""
         raise NotImplementedError
@@ -147,35 +155,38 @@ class ParquetSource(Source):
         """SHA-256 of the files."""
         return self._digest.hexdigest()
 
-    def counts(self) -> dict[str, int]:
-        """How many pictures each class has; decodes none."""
+    def read_labels(self) -> None:
+        """Of all files: classes of equal name are one class."""
         self.names, self.labels = [], []
         for file in self.files:
             self._read_labels(file, _table(file, ["label"]))
+        if not self.labels:
+            raise UserError(f"there is not a single picture in {', '.join(map(str, self.files))}")
+
+    def counts(self) -> dict[str, int]:
+        """How many pictures each class has; decodes none."""
+        self.read_labels()
         counted = Counter(self.labels)
         return {name: counted[number] for number, name in enumerate(self.names)}
 
     def pictures(self) -> Iterator[tuple[bytes | Path, str]]:
-        """The rows of all files. Also sets ``labels`` and ``names``: classes of equal name are one class."""
+        """The rows of all files, a few of which are in memory at a time."""
         import pyarrow
 
-        self.names, self.labels = [], []
         for file in self.files:
-            table = _table(file, ["image", "label"])
-            kind = table.schema.field("image").type
-            fields = {field.name: field.type for field in kind} if pyarrow.types.is_struct(kind) else {}
-            if fields.get("bytes") not in (pyarrow.binary(), pyarrow.large_binary()):
-                raise UserError(
-                    f"the column 'image' of {file} is {kind}: it must be a struct with the binary field 'bytes'"
-                )
-            self._read_labels(file, table)
-            for row, entry in enumerate(table["image"]):
-                data = entry["bytes"].as_py() if entry.is_valid else None
-                if data is None:
-                    raise UserError(f"row {row} of {file} has no image")
-                yield data, f"row {row} of {file}"
-        if not self.labels:
-            raise UserError(f"there is not a single picture in {', '.join(map(str, self.files))}")
+            with _reading(file, ["image"]) as opened:
+                kind = opened.schema_arrow.field("image").type
+                fields = {field.name: field.type for field in kind} if pyarrow.types.is_struct(kind) else {}
+                if fields.get("bytes") not in (pyarrow.binary(), pyarrow.large_binary()):
+                    raise UserError(
+                        f"the column 'image' of {file} is {kind}: it must be a struct with the binary field 'bytes'"
+                    )
+                batches = opened.iter_batches(AT_ONCE, columns=["image"])
+                for row, entry in enumerate(entry for batch in batches for entry in batch["image"]):
+                    data = entry["bytes"].as_py() if entry.is_valid else None
+                    if data is None:
+                        raise UserError(f"row {row} of {file} has no image")
+                    yield data, f"row {row} of {file}"
 
     def _read_labels(self, file: Path, table: Table) -> None:
         import pyarrow
@@ -194,15 +205,23 @@ class ParquetSource(Source):
 
 def _table(file: Path, columns: list[str]) -> Table:
     """Some columns of a Parquet file, all of which must be there."""
+    with _reading(file, columns) as opened:
+        return opened.read(columns)
+
+
+@contextmanager
+def _reading(file: Path, columns: list[str]) -> Iterator[ParquetFile]:
+    """A Parquet file that has these columns, opened; what goes wrong with it, while it is read too, is one sentence."""
     import pyarrow
     import pyarrow.parquet
 
     try:
-        there = pyarrow.parquet.read_schema(file).names
-        for column in columns:
-            if column not in there:
-                raise UserError(f"{file} has no column {column!r}: it has {', '.join(there)}")
-        return pyarrow.parquet.read_table(file, columns=columns)
+        with pyarrow.parquet.ParquetFile(file) as opened:
+            there = opened.schema_arrow.names
+            for column in columns:
+                if column not in there:
+                    raise UserError(f"{file} has no column {column!r}: it has {', '.join(there)}")
+            yield opened
     except (pyarrow.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{file} is not a Parquet file that can be read ({reason})") from error
@@ -290,17 +309,14 @@ def read_bank(source: Source, how: Preprocessing, cache: Path, *, quiet: bool = 
             bank = _cached(file)
             if bank.inputs.shape[1:] == how.shape and len(bank.names) == len(bank.starts) == len(bank.counts):
                 return bank, key
-    bank = _decode(source, how, quiet=quiet)
+    source.read_labels()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_tensors(
-            file,
-            {"inputs": bank.inputs, "starts": bank.starts, "counts": bank.counts},
-            {"names": list(bank.names)},
-        )
-    except (OSError, UserError) as error:  # a full or read-only disk is no reason to stop: the pictures are here
+        _decode_into(file, source, how, quiet=quiet)
+        return _mapped(file), key
+    except OSError as error:  # a full or read-only disk is no reason to stop: there may be memory
         warnings.warn(f"the decoded pictures are not cached ({error})", Caution, stacklevel=2)
-    return bank, key
+    return _decode(source, how, quiet=quiet), key
 
 
 def _cached(file: Path) -> Bank:
@@ -308,39 +324,79 @@ def _cached(file: Path) -> Bank:
     status, checked = file.stat(), file.with_suffix(".checked")
     version = f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
     known = checked.is_file() and checked.read_bytes() == version.encode()
-    tensors, metadata = read_tensors(file, verify=not known)
-    bank = Bank(tensors["inputs"], tensors["starts"], tensors["counts"], metadata["names"])
+    bank = _mapped(file, verify=not known)
     if not known:
         with suppress(UserError):  # a cache that cannot be written to is compared each time
             write_atomically(checked, version)
     return bank
 
 
+def _mapped(file: Path, *, verify: bool = False) -> Bank:
+    tensors, metadata = map_tensors(file, "inputs", verify=verify)
+    return Bank(tensors["inputs"], tensors["starts"], tensors["counts"], metadata["names"])
+
+
+def _decode_into(file: Path, source: Source, how: Preprocessing, *, quiet: bool) -> None:
+    """Write the bank of a source picture by picture; no more than a few are in memory."""
+    bank = _layout(source, how)
+    others, metadata = {"starts": bank.starts, "counts": bank.counts}, {"names": list(bank.names)}
+    with write_rows(
+        file, "inputs", torch.uint8, (len(bank.inputs), *how.shape), tensors=others, metadata=metadata
+    ) as writer:
+        for row, images in _decoded(source, how, quiet=quiet):
+            writer.put(row, images)
+
+
 def _decode(source: Source, how: Preprocessing, *, quiet: bool) -> Bank:
+    """The bank of a source, in memory."""
+    bank = _layout(source, how)
+    inputs = torch.empty(len(bank.inputs), *how.shape, dtype=torch.uint8)
+    for row, images in _decoded(source, how, quiet=quiet):
+        inputs[row] = images
+    return replace(bank, inputs=inputs)
+
+
+def _layout(source: Source, how: Preprocessing) -> Bank:
+    """The bank of a source with pictures of no size."""
+    labels = torch.tensor(source.labels)
+    bank = Bank.of_labels(torch.empty(len(labels), *how.shape[:1], 0, 0), labels, source.names)
+    return rotated(bank) if how.rotations else bank
+
+
+def _decoded(source: Source, how: Preprocessing, *, quiet: bool) -> Iterator[tuple[int, Tensor]]:
+    """The pictures of a source in its own order, each with its row in the bank, and in all rotations."""
     from rich.console import Console
     from rich.progress import track
 
     console = Console(stderr=True)
     hidden = quiet or not console.is_terminal
+    size, turns = len(source.labels), range(4 if how.rotations else 1)
+    rows = torch.argsort(torch.argsort(torch.tensor(source.labels), stable=True)).tolist()
     with (
         warnings.catch_warnings(action="ignore"),  # of odd metadata; not in decode(), for it is not safe in threads
         ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool,
         closing(source.pictures()) as pictures,  # type: ignore[type-var]
     ):
-        decoded = pool.map(lambda item: how.decode(*item), pictures)
-        images = list(track(decoded, "decoding pictures", console=console, disable=hidden, transient=True))
-    if not images:
-        raise UserError("there is not a single picture in the data")
-    bank = Bank.of_labels(torch.from_numpy(np.stack(images)), torch.tensor(source.labels), source.names)
-    return rotated(bank) if how.rotations else bank
+        decoded = (image for some in _chunks(pictures) for image in pool.map(lambda item: how.decode(*item), some))
+        shown = track(decoded, "decoding pictures", size, console=console, disable=hidden, transient=True)
+        for row, image in zip(rows, shown, strict=True):
+            for turn in turns:
+                turned = np.ascontiguousarray(np.rot90(image, turn, (1, 2)))
+                yield row + turn * size, torch.from_numpy(turned)
+
+
+def _chunks(pictures: Iterator[tuple[bytes | Path, str]]) -> Iterator[list[tuple[bytes | Path, str]]]:
+    """A few at a time: a pool takes in all that it is given."""
+    while some := list(islice(pictures, AT_ONCE)):
+        yield some
 
 
 def rotated(bank: Bank) -> Bank:
-    """The bank with rotations by 0°, 90°, 180°, 270° as classes of their own: ``name@90``."""
+    """The bank with rotations by 0°, 90°, 180°, 270° as classes of their own: ``name@90``; nothing is copied."""
     turns = range(4)
     size = len(bank.inputs)
     return Bank(
-        torch.cat([torch.rot90(bank.inputs, turn, (2, 3)) for turn in turns]),
+        Joined([(bank.inputs, partial(torch.rot90, k=turn, dims=(2, 3))) for turn in turns]),
         torch.cat([bank.starts + turn * size for turn in turns]),
         bank.counts.repeat(4),
         list(rotated_names(dict.fromkeys(bank.names, 0))),
@@ -349,9 +405,9 @@ def rotated(bank: Bank) -> Bank:
 
 
 def mirrored(bank: Bank) -> Bank:
-    """The bank with mirror images as classes of their own: ``name@mirror``."""
+    """The bank with mirror images as classes of their own: ``name@mirror``; nothing is copied."""
     return Bank(
-        torch.cat([bank.inputs, bank.inputs.flip(3)]),
+        Joined([(bank.inputs, as_it_is), (bank.inputs, partial(torch.flip, dims=(3,)))]),
         torch.cat([bank.starts, bank.starts + len(bank.inputs)]),
         bank.counts.repeat(2),
         [*bank.names, *(f"{name}@mirror" for name in bank.names)],

@@ -14,7 +14,7 @@ import torch
 
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.files import read_tensors
+from metavrf.files import map_tensors
 from metavrf.memory import check_room
 from metavrf.registry import unknown
 from metavrf.settings import DataSettings, EpisodeSettings
@@ -26,6 +26,7 @@ from metavrf.tasks.functions import FAMILIES, family
 from metavrf.tasks.images import FolderSource, ParquetSource, Preprocessing, cache_folder, mirrored, read_bank, rotated
 from metavrf.tasks.splits import PARTS, Split, divide
 
+ROWS_AT_ONCE = 4096  # of a feature file, which may be larger than memory
 FLOATS = 12  # bytes in which a number is held at least while it is drawn, augmented and embedded
 
 
@@ -148,9 +149,9 @@ class ClassTasks(Tasks):
         self.mixed = mixed
         self.banks = {part: bank.select(split[part], f"the {spec.split} split") for part in PARTS}
         if rotate:
-            self.banks["train"] = rotated(self.banks["train"].compact())
+            self.banks["train"] = rotated(self.banks["train"])
         if mirror:
-            self.banks["train"] = mirrored(self.banks["train"].compact())
+            self.banks["train"] = mirrored(self.banks["train"])
         self.spec = replace(spec, train_classes=len(self.banks["train"].names))
         self.augment = augment
 
@@ -399,9 +400,10 @@ def _feature_file(task: str, data: str, trained_on: TaskSpec | None) -> Path:
 
 def _features(path: Path) -> ClassTasks:
     """A feature file that ``metavrf embed`` wrote."""
-    tensors, metadata = read_tensors(path)
+    tensors, metadata = map_tensors(path, "inputs")
     try:
-        bank = Bank(tensors["inputs"], tensors["starts"], tensors["counts"], metadata["names"], tensors.get("groups"))
+        features = tensors["inputs"]
+        bank = Bank(features, tensors["starts"], tensors["counts"], metadata["names"], tensors.get("groups"))
         spec = TaskSpec.from_dict(metadata["description"], path)
         split = {part: list(spec.classes[part]) for part in PARTS}
     except (KeyError, TypeError, ValueError) as error:
@@ -409,6 +411,6 @@ def _features(path: Path) -> ClassTasks:
     matched = len(bank.names) == len(bank.starts) == len(bank.counts)
     if not matched or (bank.starts < 0).any() or (bank.starts + bank.counts > len(bank.inputs)).any():
         raise UserError(f"{path} is damaged: its classes do not match its features")
-    if bank.inputs.ndim != 2 or not torch.isfinite(bank.inputs).all():
+    if features.ndim != 2 or not all(torch.isfinite(rows).all() for rows in features.split(ROWS_AT_ONCE)):
         raise UserError(f"{path} is damaged: its features are not a finite matrix")
     return ClassTasks(bank, split, spec, mixed=isinstance(DATASETS.get(spec.pictures), Mixture))

@@ -61,8 +61,7 @@ def calibrated(learner: Learner, episodes: Episodes, found: Prediction) -> Predi
     """As :meth:`Learner.predict` gives it: logits divided by the temperature."""
     if episodes.way is None:
         return found
-    mean = (found.mean / learner.temperature).log_softmax(-1)
-    return Prediction(mean, found.samples)
+    return Prediction(learner.calibrated(found.mean, episodes), found.samples)
 
 
 def _on_features(learner: Learner, episodes: Episodes, batch: int | None, protocol: Protocol) -> list[Episodes]:

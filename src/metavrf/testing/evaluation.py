@@ -27,6 +27,8 @@ from metavrf.learners.measuring import (
 from metavrf.prediction import Prediction
 from metavrf.protocol import INDUCTIVE, Protocol
 
+ROWS_AT_ONCE = 4096  # of a bank, while it is summed up
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -109,7 +111,7 @@ def evaluate_learner(
             "query": first.query_x.shape[1] // first.way,
             "ece": calibration_error(found, first.query_y),
             "reliability": reliability(found, first.query_y),
-            "temperature": float(learner.temperature),
+            "temperature": float(learner.temperature_for(first)),
             "statistics": learner.statistics(protocol),
             "views": protocol.views if protocol.views != "one" else None,
         }
@@ -141,7 +143,8 @@ def fingerprint(episodes: Tasks) -> str:
         for values in (group.support_x, group.support_y, group.query_x, group.query_y, group.bank):
             if values is not None:
                 digest.update(repr(tuple(values.shape)).encode())
-                digest.update(values.contiguous().numpy().tobytes())
+                for rows in values.split(ROWS_AT_ONCE):  # a bank may be larger than memory
+                    digest.update(rows.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
