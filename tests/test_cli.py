@@ -503,7 +503,7 @@ def test_the_demo_refuses_settings_that_cannot_work(tmp_path: Path, capsys: pyte
 
 def test_a_mistyped_command_is_answered_with_the_likeliest(capsys: pytest.CaptureFixture[str]) -> None:
     assert "(did you mean evaluate?)" in refused(capsys, "evalute", "sine")
-    assert refused(capsys).startswith("give a command: train, pretrain, evaluate, ")
+    assert refused(capsys).startswith("give a command: train, pretrain, sweep, evaluate, ")
 
 
 @pytest.mark.parametrize("given", [["omniglot"], ["--task", "omniglot"], ["--task=omniglot"]])

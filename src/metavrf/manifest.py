@@ -59,12 +59,18 @@ def seal(folder: Path, kind: str, files: Iterable[Path]) -> None:
 
 
 def replace_file(file: Path, data: bytes | str, kind: str, others: Iterable[Path]) -> None:
-    """Announce and write a file of a folder in use; ``others`` are its files where it has no manifest yet."""
+    """Announce and write a file of a folder in use.
+
+    The first file of a new folder makes the manifest. One that has files, ``others``, and no manifest is unverified, and
+    stays so until it is sealed.
+    """
     data = data.encode() if isinstance(data, str) else data
-    manifest = Manifest.of(file.parent) or Manifest.taken(others, kind)
-    before = _sum_of(file) if file.is_file() else None
-    manifest.files[file.name] = [before, hashlib.sha256(data).hexdigest()]
-    manifest.write(file.parent)
+    manifest = Manifest.of(file.parent)
+    if manifest is not None or not any(other.is_file() for other in others):
+        manifest = manifest or Manifest(kind, {})
+        before = _sum_of(file) if file.is_file() else None
+        manifest.files[file.name] = [before, hashlib.sha256(data).hexdigest()]
+        manifest.write(file.parent)
     write_atomically(file, data)
 
 

