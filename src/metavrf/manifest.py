@@ -61,8 +61,8 @@ def seal(folder: Path, kind: str, files: Iterable[Path]) -> None:
 def replace_file(file: Path, data: bytes | str, kind: str, others: Iterable[Path]) -> None:
     """Announce and write a file of a folder in use.
 
-    The first file of a new folder makes the manifest. One that has files, ``others``, and no manifest is unverified, and
-    stays so until it is sealed.
+    The first file of a new folder makes the manifest. One that has files, ``others``, and no manifest is unverified,
+    and stays so until it is sealed.
     """
     data = data.encode() if isinstance(data, str) else data
     manifest = Manifest.of(file.parent)

@@ -149,7 +149,12 @@ def test_the_sources_never_unpickle() -> None:
     forbidden = re.compile(r"torch\.load\b|torch\.save\b|pickle|joblib|\bdill\b|\bshelve\b|\bmarshal\b|allow_pickle")
     texts = {file: file.read_text() for file in SOURCES.rglob("*.py")}
     assert len(texts) > 20
-    allowed = {"Nothing here is a pickle.", "weights_only=True", "no pickle is loaded", "submitit keeps what it submits"}
+    allowed = {
+        "Nothing here is a pickle.",
+        "weights_only=True",
+        "no pickle is loaded",
+        "submitit keeps what it submits",
+    }
     found = [
         (file.name, line)
         for file, text in texts.items()
