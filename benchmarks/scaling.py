@@ -50,14 +50,20 @@ REPEATS, SECONDS = 7, 2.0  # at most so many, or as many as fit into so much CPU
 LEAST_REPEATS = 3
 POWERS = np.arange(0.0, 4.01, 0.05)
 FLAT = 1.25  # a curve that grows by less from its first to its last point says nothing of a power
-ASSUMED = {
-    "gpu": "NVIDIA A100",
-    "peak_flops": 19.5e12,
-    "peak_is": "published peak in 32-bit floats, without tensor cores",
-    "reached_share": 0.25,
-    "seconds_per_launch": 8e-6,
-    "seconds_to_average_gradients": 1e-4,
-}
+
+
+class Assumed(NamedTuple):
+    """What is taken for granted of a GPU."""
+
+    gpu: str = "NVIDIA A100"
+    peak_flops: float = 19.5e12
+    """Published, in 32-bit floats without tensor cores."""
+    reached_share: float = 0.25
+    seconds_per_launch: float = 8e-6
+    seconds_to_average_gradients: float = 1e-4
+
+
+ASSUMED = Assumed()
 
 
 class Pieces(NamedTuple):
@@ -97,7 +103,8 @@ def of_features(value: int = 0, *, name: str = "", **options: Any) -> Pieces:
     inputs = torch.randn(options["way"] * each, FEATURES, generator=stream(0, "train"))
     labels = torch.arange(options["way"]).repeat_interleave(each)
     bank = Bank.of_labels(inputs, labels, [f"{number}" for number in range(options["way"])])
-    tasks = ClassTasks(bank, dict.fromkeys(PARTS, list(bank.names)), TaskSpec((FEATURES,), None, "none"))
+    names = list(bank.names)
+    tasks = ClassTasks(bank, dict.fromkeys(PARTS, names), TaskSpec((FEATURES,), None, "none"))
     config = Config.of("omniglot", preset="paper").with_options(threads=1, embedding="ready", **options)
     return of_config(config, tasks)
 
@@ -136,66 +143,44 @@ def of_rows(value: int = 0, *, name: str = "", classes: bool = False, **options:
 
 
 def axis(
-    name: str, what: str, unit: str, values: Sequence[int], make: Callable[..., Pieces], setting: str, **fixed: Any
+    name: str, what: str, growing: tuple[str, str], values: Sequence[int], make: Callable[..., Pieces], **fixed: Any
 ) -> Axis:
-    """An axis along which one setting grows."""
+    """An axis along which one setting grows; ``growing`` is it in words, and its name."""
+    unit, setting = growing
     return Axis(name, what, unit, tuple(values), lambda value: make(value, name=setting, **fixed))
 
 
-WAYS, SHOTS = (5, 10, 20, 50, 100), (1, 2, 5, 10, 20, 50, 100, 200)
+WAYS, SHOTS, ROWS = (5, 10, 20, 50, 100), (1, 2, 5, 10, 20, 50, 100, 200), (10, 20, 40, 80, 160, 320)
+COLUMNS, SIDES, BATCHES = (2, 4, 8, 16, 32, 64), (14, 28, 42, 56, 84), (1, 2, 4, 8, 16, 32)
+KERNELS, BASES = (1, 2, 4, 8, 16, 32, 64, 128), (64, 128, 256, 512, 1024, 2048, 4096)
+IN_WAYS, IN_SHOTS, IN_ROWS = ("ways", "way"), ("shots", "shot"), ("rows", "rows")
+LARGER = {"shot": 5, "query": 15, "batch": 6}
 AXES = (
-    axis("ways", "pictures, 1-shot, 5 queries per class, 1 task", "ways", WAYS, of_pictures, "way"),
-    axis("ways-features", "features, 1-shot, 5 queries per class, 1 task", "ways", WAYS, of_features, "way"),
-    axis("shots", "pictures, 5-way, 5 queries per class, 1 task", "shots", SHOTS, of_pictures, "shot"),
-    axis("shots-features", "features, 5-way, 5 queries per class, 1 task", "shots", SHOTS, of_features, "shot"),
-    axis(
-        "kernels",
-        "sine curves, 10 points, 20 queries, 25 tasks",
-        "kernels M",
-        (1, 2, 4, 8, 16, 32, 64, 128),
-        of_curves,
-        "components",
-    ),
+    axis("ways", "pictures, 1-shot, 5 queries per class, 1 task", IN_WAYS, WAYS, of_pictures),
+    axis("ways-features", "features, 1-shot, 5 queries per class, 1 task", IN_WAYS, WAYS, of_features),
+    axis("shots", "pictures, 5-way, 5 queries per class, 1 task", IN_SHOTS, SHOTS, of_pictures),
+    axis("shots-features", "features, 5-way, 5 queries per class, 1 task", IN_SHOTS, SHOTS, of_features),
+    axis("kernels", "sine curves, 10 points, 20 queries, 25 tasks", ("kernels M", "components"), KERNELS, of_curves),
     axis(
         "bases",
         "features, 5-way 5-shot, 15 queries per class, 6 tasks",
-        "bases D",
-        (64, 128, 256, 512, 1024, 2048, 4096),
+        ("bases D", "bases"),
+        BASES,
         of_features,
-        "bases",
-        shot=5,
-        query=15,
-        batch=6,
+        **LARGER,
     ),
-    axis(
-        "tasks",
-        "pictures, 5-way 1-shot, 15 queries per class",
-        "tasks per batch",
-        (1, 2, 4, 8, 16, 32),
-        of_pictures,
-        "batch",
-        query=15,
-    ),
+    axis("tasks", "pictures, 5-way 1-shot, 15 queries per class", ("tasks", "batch"), BATCHES, of_pictures, query=15),
     axis(
         "side",
         "pictures, 5-way 1-shot, 15 queries per class, 1 task",
-        "side of a picture",
-        (14, 28, 42, 56, 84),
+        ("side of a picture", "side"),
+        SIDES,
         of_pictures,
-        "side",
         query=15,
     ),
-    axis("rows", "a table of 8 columns, a number to predict", "rows", (10, 20, 40, 80, 160, 320), of_rows, "rows"),
-    axis(
-        "rows-classes",
-        "a table of 8 columns, two classes",
-        "rows",
-        (10, 20, 40, 80, 160, 320),
-        of_rows,
-        "rows",
-        classes=True,
-    ),
-    axis("columns", "a table of 60 rows, a number to predict", "columns", (2, 4, 8, 16, 32, 64), of_rows, "columns"),
+    axis("rows", "a table of 8 columns, a number to predict", IN_ROWS, ROWS, of_rows),
+    axis("rows-classes", "a table of 8 columns, two classes", IN_ROWS, ROWS, of_rows, classes=True),
+    axis("columns", "a table of 60 rows, a number to predict", ("columns", "columns"), COLUMNS, of_rows),
 )
 
 
@@ -276,12 +261,6 @@ def measured(one: Axis, values: Sequence[int], repeats: int) -> dict[str, Any]:
     return {"name": one.name, "what": one.what, "unit": one.unit, "points": points, "fits": fits}
 
 
-def of_paper(task: str, side: int, channels: int) -> Config[Any]:
-    """The paper's settings for 5-way 1-shot tasks, or five points."""
-    options = {"way": 5, "shot": 1} if side else {"shot": 5}
-    return Config.of(task, preset="paper").with_options(threads=1, **options)
-
-
 class Budget(NamedTuple):
     """A training of the paper."""
 
@@ -295,7 +274,7 @@ BUDGETS = (Budget("sine", 0, 0), Budget("omniglot", 28, 1), Budget("cifar-fs", 3
 
 def budget(paper: Budget, repeats: int) -> dict[str, Any]:
     """What a whole training takes: measured here, and worked out for one GPU and for eight."""
-    config = of_paper(*paper)
+    config = Config.of(paper.task, preset="paper").with_options(threads=1, shot=1 if paper.side else 5)
     shape = config.episode
     tasks: Tasks
     if paper.side:
@@ -327,16 +306,16 @@ def budget(paper: Budget, repeats: int) -> dict[str, Any]:
 
 
 def _computing(flops: float) -> float:
-    return flops / (float(ASSUMED["peak_flops"]) * float(ASSUMED["reached_share"]))
+    return flops / (ASSUMED.peak_flops * ASSUMED.reached_share)
 
 
 def _launching(launches: int) -> float:
-    return launches * float(ASSUMED["seconds_per_launch"])
+    return launches * ASSUMED.seconds_per_launch
 
 
 def gpu_seconds(flops: float, launches: int, *, averaging: bool = False) -> float:
     """Of a step: the longer of computing and of sending operations; with others, their gradients are averaged."""
-    return max(_computing(flops), _launching(launches)) + averaging * float(ASSUMED["seconds_to_average_gradients"])
+    return max(_computing(flops), _launching(launches)) + averaging * ASSUMED.seconds_to_average_gradients
 
 
 def draw(axes: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -393,7 +372,7 @@ def main() -> None:
         print({name: value if isinstance(value, str) else float(f"{value:.4g}") for name, value in one.items()})
     if asked.save:
         took = {"took_seconds": time.monotonic() - began, "took_cpu_seconds": time.process_time() - cpu_began}
-        about = {"assumed": ASSUMED, "hardware": hardware(), "provenance": provenance(0)}
+        about = {"assumed": ASSUMED._asdict(), "hardware": hardware(), "provenance": provenance(0)}
         write_json(asked.save, {"axes": axes, "budgets": budgets, **took, **about})
     if asked.chart:
         draw(axes, asked.chart)
