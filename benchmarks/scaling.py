@@ -233,7 +233,7 @@ def operations(piece: Piece) -> tuple[float, int]:
 def fitted(values: Sequence[float], costs: Sequence[float]) -> dict[str, float | None]:
     """The p of a + b·xᵖ with a, b ≥ 0 of least relative error, and a; no p where the curve hardly grows."""
     x, y = np.asarray(values, float), np.asarray(costs, float)
-    if y.max() < FLAT * y[0]:
+    if y[-1] < FLAT * y[0]:
         return {"power": None, "constant": float(np.median(y))}
     best = (math.inf, 0.0, 0.0)
     for power in POWERS[1:]:
@@ -338,6 +338,9 @@ def draw(axes: Sequence[Mapping[str, Any]], path: Path) -> None:
                     y = [max(point[name], 1e-3) for point in one["points"]]
                     place.plot(x, y, line, color=colours[name], marker=".", label=label)
             place.set(xscale="log", yscale="log", xlabel=one["unit"])
+            place.set_xticks(x, [f"{value:,}" for value in x], fontsize=7)
+            place.minorticks_off()
+            place.tick_params(axis="y", labelsize=7)
             place.set_title(one["what"], fontsize=7)
             place.legend(fontsize=6)
         for place in places.flat[len(axes) :]:
