@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 OUT ?= bench
 REPORT ?= reproduction
 
-.PHONY: demo test lint docs bench bench-peers bench-rows reproduce-quick faults audit clean
+.PHONY: demo test lint docs bench bench-peers bench-rows reproduce-quick faults audit lock clean
 
 demo: $(READY)
 	$(BIN)/metavrf demo
@@ -50,6 +50,10 @@ faults: $(READY)
 audit: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check pip-audit || true
 	$(BIN)/python benchmarks/audit.py
+
+# The sums of what constraints.txt pins, from the package index.
+lock: $(READY)
+	$(BIN)/python benchmarks/lock.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "metavrf needs Python 3.11 or newer: make PYTHON=...")'

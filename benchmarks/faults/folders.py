@@ -9,8 +9,9 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,15 +20,18 @@ from torch import Tensor
 
 import metavrf
 from metavrf.commands.tables import fit_table, predict_table
-from metavrf.files import read_summed_json, read_tensors, write_summed_json, write_tensors
+from metavrf.files import read_summed_json, read_tensors, write_tensors
 from metavrf.manifest import check, check_all
 from metavrf.model import _loaded
 from metavrf.runs.directory import Run
 from metavrf.runs.stopping import Interrupted
 from metavrf.runs.training import Trainer
 from metavrf.settings import DataSettings
+from metavrf.studies.study import Known
+from metavrf.studies.work import do
 from metavrf.tasks.curves import as_table
-from metavrf.tasks.images import FolderSource, Preprocessing, read_bank
+from metavrf.tasks.download import _write as write_set
+from metavrf.tasks.images import FolderSource, ParquetSource, Preprocessing, read_bank
 from metavrf.tasks.source import ClassTasks, open_tasks
 
 TINY: dict[str, Any] = {
@@ -55,10 +59,14 @@ class Kind:
     place: Path
     reads: tuple[Callable[[], str], ...]
     """What users do with it: each must refuse a changed file or say the same as before."""
+    named: str = "**/*"
+    """Which of the files in it."""
+    share: int = 4
+    """How often it is chosen, beside others: one that takes long to read is chosen less often."""
 
     def files(self) -> list[Path]:
         """All that are there."""
-        found = [self.place] if self.place.is_file() else sorted(self.place.rglob("*"))
+        found = [self.place] if self.place.is_file() else sorted(self.place.glob(self.named))
         return [file for file in found if file.is_file()]
 
 
@@ -82,10 +90,11 @@ def make_all(folder: Path) -> list[Kind]:
     }
     columns: dict[str, Any] = {"group": "who", "inputs": ["x"], "targets": ["y"], "shot": 2, "query": 1}
     of_frame = metavrf.train(curves, out=folder / "of-frame", quiet=True, **TINY | columns).path
-    figures = folder / "test.json"
-    write_summed_json(figures, {"metric": "mse", "mean": 0.25, "per_task": [0.125, 0.375], "tasks": 2})
+    figures = folder / "figures"
+    figures.mkdir()
     metavrf.MetaVRFRegressor("sine").fit(POINTS[:, None], np.sin(POINTS)).save(folder / "fitted-on-model")
     bank_of = pictures(folder / "pictures")
+    drawn = sorted(bank_of.glob("*/0.png"))
     cache = folder / "cache"
     read_bank(FolderSource(bank_of), Preprocessing(8, channels=1), cache)
     tasks = open_tasks(str(bank_of), DataSettings(image_size=8, grey=True), quiet=True)
@@ -95,10 +104,15 @@ def make_all(folder: Path) -> list[Kind]:
     spec = tasks.spec.to_dict() | {"inputs": [64]}
     tensors = {"inputs": held.inputs[:].flatten(1).float(), "starts": held.starts, "counts": held.counts}
     write_tensors(features, tensors, {"names": list(held.names), "description": spec, "by": "pixels"})
+    downloaded = folder / "downloaded"
+    downloaded.mkdir()
+    write_set(downloaded / "set.parquet", [(file.read_bytes(), None, at) for at, file in enumerate(drawn)], "abcdef")
     fit, on_model = folder / "fitted", folder / "fitted-on-model"
-    return [
+    kinds = [
         Kind("run", run, (lambda: read_model(run), lambda: read_run(run), lambda: read_state(run))),
-        Kind("stopped run", stopped, (lambda: read_run(stopped), lambda: resumed(stopped, folder / "resumed"))),
+        Kind(
+            "stopped run", stopped, (lambda: read_run(stopped), lambda: resumed(stopped, folder / "resumed")), share=1
+        ),
         Kind("run on a frame", of_frame, (lambda: read_frame(of_frame), lambda: read_run(of_frame))),
         Kind("packed model", packed, (lambda: read_model(packed), lambda: read_run(packed))),
         Kind("fitted model", fit, (lambda: read_fitted(fit, rows),)),
@@ -106,8 +120,12 @@ def make_all(folder: Path) -> list[Kind]:
         Kind("fitted model of a table", folder / "of-table", (lambda: read_table(folder / "of-table", table),)),
         Kind("feature file", features, (lambda: read_features(features),)),
         Kind("cached bank", cache, (lambda: read_cache(bank_of, cache),)),
-        Kind("figures of a study", figures, (lambda: repr(read_summed_json(figures, "remove it")),)),
+        Kind("downloaded set", downloaded, (lambda: read_downloaded(downloaded / "set.parquet"),)),
+        Kind("figures of a study", figures, (lambda: read_figures(figures / "test.json"),)),
     ]
+    if find_spec("optuna") is not None:
+        kinds.append(Kind("search", folder / "search", (lambda: searched(folder / "search"),), "sweep*", share=1))
+    return kinds
 
 
 def stop_at(step: int, path: Path) -> Path:
@@ -210,6 +228,27 @@ def read_cache(source: Path, cache: Path) -> str:
     """A bank by way of its cache: one that is damaged is made anew."""
     bank, key = read_bank(FolderSource(source), Preprocessing(8, channels=1), cache, quiet=True)
     return f"{key} {summed(bank.inputs[:], bank.starts, bank.counts)} {list(bank.names)}"
+
+
+def read_downloaded(file: Path) -> str:
+    """A set that was downloaded, as if it had never been decoded."""
+    source = ParquetSource([file])
+    source.read_labels()
+    drawn = [hashlib.sha256(cast(bytes, data)).hexdigest() for data, _ in source.pictures()]
+    return f"{source.digest()} {source.names} {source.labels} {drawn}"
+
+
+def read_figures(file: Path) -> str:
+    """What a study makes of a test: where it is not written, it is done again."""
+    do(Known("sine", "Bayes-optimal"), file.parent, {file: {"shot": 3, "tasks": 2}})
+    values = read_summed_json(file, "remove it") or {}
+    return repr({name: value for name, value in values.items() if name not in ("seconds", "ms_per_task")})
+
+
+def searched(folder: Path) -> str:
+    """What a search has found; one that was done goes on from there, which is nothing."""
+    found = metavrf.sweep("sine", {"lr": "1e-4..1e-2", "ridge": "0.01,0.1"}, out=folder, trials=3, **TINY)
+    return repr((found.figure, found.trials, found.best, found.config, found.importances))
 
 
 def summed(*tensors: Tensor) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from faults import clients, kills, lines, mutations
+from faults import clients, interface, kills, lines, mutations
 from metavrf.files import write_json
 from metavrf.runs.provenance import provenance
 
@@ -22,11 +22,13 @@ from metavrf.runs.provenance import provenance
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--save", type=Path, required=True)
-    parser.add_argument("--only", nargs="*", default=["kills", "mutations", "lines", "clients"])
+    parser.add_argument("--only", nargs="*", default=["kills", "mutations", "lines", "interface", "clients"])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--mutations", type=int, default=5000)
+    parser.add_argument("--examples", type=int, default=300, help="of Schemathesis, for each operation and phase")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--pause", type=float, default=1.0, help="of a client after an answer, in seconds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=math.inf, help="of each part; then it stops where it is")
     asked = parser.parse_args()
@@ -38,7 +40,8 @@ def main() -> None:
         "kills": lambda folder: kills.campaign(folder, asked.kills, asked.seed, ends()),
         "mutations": lambda folder: mutations.campaign(folder, asked.mutations, asked.seed, ends()),
         "lines": lambda folder: lines.campaign(folder, end=ends()),
-        "clients": lambda folder: clients.campaign(folder, asked.clients, asked.seconds),
+        "interface": lambda folder: interface.campaign(folder, asked.examples, asked.seed),
+        "clients": lambda folder: clients.campaign(folder, asked.clients, asked.seconds, asked.pause),
     }
     for name in asked.only:
         began = time.monotonic()
@@ -46,6 +49,8 @@ def main() -> None:
             result = parts[name](Path(folder))
         result |= {"took_seconds": round(time.monotonic() - began, 1), "provenance": provenance(asked.seed)}
         print(f"{name}: {json.dumps({k: v for k, v in result.items() if k != 'by_kind'})}", flush=True)
+        if "skipped" in result:
+            continue
         kept = json.loads(asked.save.read_text()) if asked.save.exists() else {}  # of the other parts
         write_json(asked.save, kept | {name: result})
 

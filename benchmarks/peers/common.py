@@ -5,8 +5,12 @@ Imported in a peer's own environment: it needs torch and the standard library, a
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +20,7 @@ from speed.work import Work
 
 Task = tuple[Tensor, Tensor, Tensor, Tensor]
 """Support images and class numbers, query images and class numbers."""
+PARTS = ("support_x", "support_y", "query_x", "query_y")
 
 
 def conv4(work: Work) -> nn.Sequential:
@@ -72,6 +77,43 @@ def torchvision_without_its_library() -> None:
 
 
 _LIBRARIES: list[torch.library.Library] = []  # a declaration lasts as long as its library
+
+
+def saved(file: Path) -> dict[str, Tensor]:
+    """Tensors that the driver wrote down, as bytes with their types and shapes beside."""
+    about = json.loads(file.with_suffix(".json").read_text())
+    data = bytearray(file.read_bytes())
+    found = {}
+    for name, (kind, shape, first, last) in about.items():
+        found[name] = torch.frombuffer(data[first:last], dtype=getattr(torch, kind)).reshape(shape)
+    return found
+
+
+def drawn(bank: Tensor, way: int, shot: int, query: int) -> Iterator[Task]:
+    """Tasks without end on pictures ``[classes, samples, 1, side, side]`` of bytes."""
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.arange(way)
+    while True:
+        classes = torch.randperm(len(bank), generator=generator)[:way]
+        order = torch.rand(way, bank.shape[1], generator=generator).argsort(1)[:, : shot + query]
+        support, asked = (bank[classes[:, None], order].float() / 255).split([shot, query], dim=1)
+        support_y, asked_y = labels.repeat_interleave(shot), labels.repeat_interleave(query)
+        yield support.flatten(0, 1), support_y, asked.flatten(0, 1), asked_y
+
+
+def race(step: Callable[[], object], figure: Callable[[], float], seconds: float) -> dict[str, Any]:
+    """Train for that long, then measure; a first step, which sets things up, is not counted."""
+    step()
+    began, steps = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        step()
+        steps += 1
+    return {"steps": steps, "seconds": time.perf_counter() - began, "figure": figure()}
+
+
+def in_race() -> tuple[str, Path, float] | None:
+    """The racer that is asked for, the folder of its tasks and its seconds; None where turns are taken instead."""
+    return None if len(sys.argv) < 3 else (sys.argv[2], Path(sys.argv[3]), float(sys.argv[4]))
 
 
 def serve_peer(makers: Makers, version: str) -> None:

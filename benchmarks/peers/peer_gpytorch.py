@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
+import warnings
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import gpytorch
 import torch
-from common import serve_peer, work
+from common import in_race, race, saved, serve_peer, work
 from torch import Tensor, nn
 
 WORK = work()
@@ -38,12 +42,13 @@ def sines() -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def deep_kernel_step() -> Callable[[], object]:
+def trained(lr: float) -> tuple[DeepKernel, Callable[[], object]]:
+    """A deep kernel, and the step that trains it."""
     torch.manual_seed(0)
     likelihood = gpytorch.likelihoods.GaussianLikelihood()
     model = DeepKernel(*sines(), likelihood).train()
     objective = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
 
     def step() -> None:
         x, y = sines()
@@ -52,8 +57,44 @@ def deep_kernel_step() -> Callable[[], object]:
         (-objective(model(x), y).mean()).backward()
         optimizer.step()
 
-    return step
+    return model, step
 
+
+def answers(model: DeepKernel, x: Tensor, y: Tensor, asked: Tensor) -> Tensor:
+    """The mean at ``asked [T, Q, 1]`` given the points of each task."""
+    model.set_train_data(x, y, strict=False)
+    model.eval()
+    model.likelihood.eval()
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+        found: Tensor = model(asked).mean
+    return found
+
+
+def deep_kernel_adaptation() -> Callable[[], object]:
+    model, _ = trained(1e-3)
+    x, y = (part[:1] for part in sines())
+    shot = WORK.sine_shot
+    return lambda: answers(model, x[:, :shot], y[:, :shot], x[:, shot:])
+
+
+def raced(lr: float, folder: Path, seconds: float) -> dict[str, Any]:
+    """The mean squared error after that long."""
+    tasks = saved(folder / "curves.bytes")
+    model, step = trained(lr)
+
+    def figure() -> float:
+        found = answers(model, tasks["support_x"], tasks["support_y"], tasks["query_x"])
+        return float((found - tasks["query_y"]).square().mean())
+
+    return race(step, figure, seconds)
+
+
+RACERS = {"lr 0.001": 1e-3, "lr 0.01": 1e-2}
 
 if __name__ == "__main__":
-    serve_peer({"deep kernel step": deep_kernel_step}, f"gpytorch {version('gpytorch')}")
+    asked = in_race()
+    if asked:
+        print(json.dumps(raced(RACERS[asked[0]], *asked[1:])))
+    else:
+        pieces = {"deep kernel step": lambda: trained(1e-3)[1], "deep kernel adaptation": deep_kernel_adaptation}
+        serve_peer(pieces, f"gpytorch {version('gpytorch')}")

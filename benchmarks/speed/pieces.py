@@ -87,6 +87,10 @@ class Pieces:
             found[f"sine {context}"] = partial(self.sine_step, context=context)
         found["sine exact"] = partial(self.sine_step, context="none", train_kernel="exact")
         found["sine many"] = partial(self.sine_step, many=True)
+        found["sine tnp"] = lambda: self.curves("tnp").train_step
+        found["adapt pictures"] = self.adapt_pictures
+        for learner in ("metavrf", "tnp"):
+            found[f"adapt curve, {learner}"] = partial(self.adapt_curve, learner)
         for part in SINE_PARTS:
             found[f"sine: {part}"] = partial(self.sine_part, part)
         for name in GRADIENTS:
@@ -176,6 +180,27 @@ class Pieces:
         learner.eval()
         support = self.ready.asking(self.ready.query_x[:, :0])
         return lambda: learner.adapted(support, embedded=True)(self.ready.query_x[0])
+
+    def adapt_pictures(self) -> Call:
+        """One task of pictures, embedded anew, from its samples to its answers."""
+        trainer = self.trainer(self.work)
+        learner = trainer.learner.eval()
+        task = trainer.tasks.training(trainer.config.with_options(batch=1).episode, stream(1, "train"))
+        return lambda: learner.predict(task)
+
+    def curves(self, learner: str) -> Trainer:
+        """Our own loop on sine tasks, with the preset of a learner but for the tasks' size."""
+        work = self.work
+        shape = {"batch": work.sine_tasks, "shot": work.sine_shot, "query": work.sine_query}
+        config = Config.of("sine", learner).with_options(train_shot=0, most_shot=0, **shape)
+        return sine_trainer(config)
+
+    def adapt_curve(self, learner: str) -> Call:
+        """One curve, from its points to its answers."""
+        trainer = self.curves(learner)
+        solver = trainer.learner.eval()
+        task = trainer.tasks.training(trainer.config.with_options(batch=1).episode, stream(1, "train"))
+        return lambda: solver.predict(task)
 
     def kernel_ridge(self) -> Call:
         """The same by scikit-learn: one Gaussian kernel, one-hot targets."""

@@ -144,10 +144,14 @@ def write_summed_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_summed_json(path: Path, advice: str) -> dict[str, Any] | None:
-    """What :func:`write_summed_json` wrote, or None where there is no such file; older files have no sum."""
+    """What :func:`write_summed_json` wrote, or None where there is no such file."""
     values = read_json(path, advice)
-    expected = values.pop(SUM_KEY, None) if values else None
-    if expected is not None and expected != _json_sum(values or {}):
+    if values is None:
+        return None
+    expected = values.pop(SUM_KEY, None)
+    if expected is None:  # of an older version, or the very name of the sum was changed
+        raise UserError(f"{path} carries no SHA-256 sum, so that nothing tells whether it was changed; {advice}")
+    if expected != _json_sum(values):
         raise UserError(
             f"{path} is damaged or was changed: its SHA-256 sum is not the one it was written with; {advice}"
         )
@@ -218,6 +222,33 @@ def _mapped(path: Path, name: str) -> Tensor:
     values = np.memmap(path, np.uint8, "r", 8 + size + first, (last - first,))
     with warnings.catch_warnings(action="ignore"):  # that it cannot be written to, as is meant
         return torch.from_numpy(values).view(kind).view(shape)
+
+
+def sum_file(path: Path) -> Path:
+    """Where the sum of a file stands that another program may have written too: as ``sha256sum`` writes it."""
+    return path.with_name(f"{path.name}.sha256")
+
+
+def write_with_sum(path: Path, data: bytes) -> None:
+    """Write a file, and its sum beside it."""
+    with suppress(OSError):
+        sum_file(path).unlink(missing_ok=True)  # first: a kill leaves a file without a sum, not one with another's
+    write_atomically(path, data)
+    write_atomically(sum_file(path), f"{hashlib.sha256(data).hexdigest()}  {path.name}\n")
+
+
+def compared_sum(path: Path, advice: str) -> bytes:
+    """SHA-256 of a file; one that is not the sum beside it is refused. Without a sum there it is as it is."""
+    beside = sum_file(path)
+    try:
+        with path.open("rb") as opened:
+            found = hashlib.file_digest(opened, "sha256")
+        known = beside.read_bytes() if beside.is_file() else None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    if known is not None and known != f"{found.hexdigest()}  {path.name}\n".encode():
+        raise UserError(f"{path} is damaged or was changed: its SHA-256 sum is not the one in {beside.name}; {advice}")
+    return found.digest()
 
 
 def read_json(path: Path, advice: str) -> dict[str, Any] | None:

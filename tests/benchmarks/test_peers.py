@@ -19,23 +19,28 @@ def test_a_peer_that_does_not_install_is_reported_and_left_out(tmp_path: Path, m
         raise UserError("pip failed: no such package")
 
     monkeypatch.setattr(peers.Peer, "install", install)
-    options = peers.Options(rounds=1, threads=1, environments=tmp_path, quick=True)
+    options = peers.Options(rounds=1, threads=1, environments=tmp_path, quick=True, seconds=0.05)
     results = peers.measure(options, peers.PEERS)
-    assert results.skipped == [f"{peer.name}: pip failed: no such package" for peer in peers.PEERS]
-    assert [section.key for section in results.sections] == ["step", "evaluation", "sine"]
+    *skipped, pictures = results.skipped
+    assert skipped == [f"{peer.name}: pip failed: no such package" for peer in peers.PEERS]
+    assert pictures.startswith("accuracy on pictures at equal time")
+    keys = ["step", "evaluation", "adaptation", "sine", "sine-adaptation", "race-curves"]
+    assert [section.key for section in results.sections] == keys
     assert all(row.name.startswith("metavrf") for section in results.sections for row in section.rows)
     assert results.aims == []
-    sine = {row.name: row for row in results.sections[-1].rows}
+    section = next(section for section in results.sections if section.key == "sine")
+    sine = {row.name: row for row in section.rows}
+    assert f"{peers.TNP}, our allocator" in sine
     assert "metavrf, one kernel, exact, our allocator" in sine
     assert f"metavrf, {Work.quick().kernels} kernels, exact, our allocator" in sine
-    assert results.sections[-1].reference == "metavrf, one kernel, exact, our allocator"
+    assert section.reference == "metavrf, one kernel, exact, our allocator"
     assert all(row.median > 0 for row in sine.values())
 
 
 def test_every_peer_has_a_script_and_pieces() -> None:
     for peer in peers.PEERS:
         script = (BENCHMARKS / f"peer_{peer.name}.py").read_text()
-        pieces = [*peer.step.values(), *peer.evaluation.values(), *peer.sine.values()]
+        pieces = [piece for named in peer.pieces().values() for piece in named.values()]
         assert pieces
         assert [piece for piece in pieces if f'"{piece}"' not in script] == []
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 
-from faults import clients, kills, lines, mutations
+from faults import clients, interface, kills, lines, mutations
 
 
 def test_changed_files_are_refused_or_make_no_difference(tmp_path: Path) -> None:
@@ -36,6 +37,16 @@ def test_odd_command_lines_end_in_one_sentence(tmp_path: Path) -> None:
     found = lines.campaign(tmp_path, every=8)
     assert found["lines"] > 15
     assert found["wrong"] == 0, found["examples"]
+
+
+def test_the_interface_is_what_it_says_it_is(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
+    if importlib.util.find_spec("schemathesis") is None:
+        pytest.skip("Schemathesis is not installed")
+    found = interface.campaign(tmp_path, 5, seed=1)
+    assert found["failures"] == 0, found["examples"]
+    assert found["cases"] > 50
+    assert {"200", "405", "422"} <= found["statuses"].keys()
 
 
 def test_clients_at_once_are_all_answered(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -18,11 +19,14 @@ from metavrf import MetaVRFClassifier, UserError
 from metavrf.errors import Caution
 from metavrf.files import (
     beside,
+    compared_sum,
     read_summed_json,
     read_tensors,
+    sum_file,
     tensors_as_bytes,
     write_summed_json,
     write_tensors,
+    write_with_sum,
 )
 from metavrf.manifest import NAME, Manifest, check, replace_file
 from metavrf.runs import training
@@ -355,6 +359,18 @@ def test_an_older_checkpoint_in_place_of_a_missing_one_is_told(copied: Path) -> 
         metavrf.train(out=copied, resume=True, quiet=True)
 
 
+def test_a_file_with_its_sum_beside_it_is_compared(tmp_path: Path) -> None:
+    file = tmp_path / "set.parquet"
+    write_with_sum(file, b"pictures")
+    assert compared_sum(file, "") == hashlib.sha256(b"pictures").digest()
+    assert (tmp_path / "set.parquet.sha256").read_text() == f"{hashlib.sha256(b'pictures').hexdigest()}  set.parquet\n"
+    file.write_bytes(b"picturez")
+    with pytest.raises(UserError, match=r"set\.parquet is damaged or was changed.*fetch it"):
+        compared_sum(file, "fetch it")
+    sum_file(file).unlink()  # somebody's own file
+    assert compared_sum(file, "") == hashlib.sha256(b"picturez").digest()
+
+
 def test_a_json_file_of_a_study_carries_its_sum(tmp_path: Path) -> None:
     file = tmp_path / "test.json"
     write_summed_json(file, {"mean": 1.5, "tasks": 20})
@@ -362,6 +378,8 @@ def test_a_json_file_of_a_study_carries_its_sum(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("1.5", "1.6"))
     with pytest.raises(UserError, match=r"test\.json is damaged or was changed.*remove it"):
         read_summed_json(file, "remove it")
-    file.write_text('{"mean": 1.6}')  # of an older version
-    assert read_summed_json(file, "remove it") == {"mean": 1.6}
+    write_summed_json(file, {"mean": 1.5, "tasks": 20})
+    file.write_text(file.read_text().replace("sha256", "sha956"))  # else it would pass for a file without a sum
+    with pytest.raises(UserError, match=r"test\.json carries no SHA-256 sum.*remove it"):
+        read_summed_json(file, "remove it")
     assert read_summed_json(tmp_path / "none.json", "remove it") is None

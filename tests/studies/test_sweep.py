@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -200,6 +201,21 @@ def test_what_cannot_be_searched_is_one_sentence(
     pytest.importorskip("optuna", reason="Optuna is not installed")
     assert refused(capsys, "sweep", "sine", "--over", over, "--out", tmp_path / "out").startswith(said)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_journal_that_was_changed_is_refused(found: SweepResult, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(Path(found.best.run).parents[1], folder)
+    journal = folder / JOURNAL
+    whole = journal.read_bytes()
+    place = whole.rindex(b'"values":[') + 10
+    digit = b"1" if whole[place : place + 1] != b"1" else b"2"
+    for changed in (whole[:place] + digit + whole[place + 1 :], whole[: whole.rindex(b"\n", 0, -1) + 1]):
+        journal.write_bytes(changed)
+        with pytest.raises(UserError, match=r"sweep\.journal is damaged or was changed"):
+            searched(folder)
+    journal.write_bytes(whole + b'{"op_code": 5, "wor')  # written by a process that was killed before it could seal it
+    assert without_folder(searched(folder)) == without_folder(found)
 
 
 def test_a_folder_with_another_search_is_refused(found: SweepResult) -> None:

@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 from metavrf.errors import UserError
+from metavrf.files import sum_file
 from metavrf.tasks import download
 from metavrf.tasks.download import DOWNLOADS, OFFICIAL, RemoteFile, download_cifar100, download_omniglot, fetch
 
@@ -349,7 +350,8 @@ def test_omniglot_becomes_parquet_with_characters_in_order(server: Server, tmp_p
     )
     written = download_omniglot(tmp_path, files=files)
     assert [path.name for path in written] == ["omniglot-background.parquet", "omniglot-evaluation.parquet"]
-    assert names_in(tmp_path) == sorted([*files, *(path.name for path in written)])
+    sums = [sum_file(path).name for path in written]
+    assert names_in(tmp_path) == sorted([*files, *(path.name for path in written), *sums])
 
     names, labels, paths, pixels = read(written[0])
     assert names == ["A_(x)/character01", "A_(x)/character02", "B/character01"]
@@ -368,7 +370,8 @@ def test_cifar100_becomes_parquet_with_fine_labels_class_by_class(
     file = server.offer("cifar-100-binary.tar.gz", tar_of(cifar_members(train, test)))
     written = download_cifar100(tmp_path, files={"cifar-100-binary.tar.gz": file})
     assert [path.name for path in written] == ["cifar100-train.parquet", "cifar100-test.parquet"]
-    assert names_in(tmp_path) == ["cifar-100-binary.tar.gz", "cifar100-test.parquet", "cifar100-train.parquet"]
+    sums = [sum_file(path).name for path in written]
+    assert names_in(tmp_path) == sorted(["cifar-100-binary.tar.gz", *(path.name for path in written), *sums])
 
     for path, rows, order in [
         (written[0], cifar_rows(train, 0), [1, 3, 2, 0, 4]),

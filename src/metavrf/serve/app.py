@@ -6,14 +6,14 @@ to be predicted. Nothing is trained. Every error is a status and ``{"detail": "a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Body, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.staticfiles import StaticFiles
@@ -137,6 +137,15 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         503: "busy; try again",
     }.items()
 }
+LINKS = {
+    name: {"operationId": name, "requestBody": {"task": "$response.body#/task"}, "description": text}
+    for name, text in {
+        "predict": "The id of the task is what /api/predict asks for.",
+        "fit": "It may also name the task whose samples are replaced.",
+    }.items()
+}
+PATHS = {"/api/models": "GET", "/api/fit": "POST", "/api/predict": "POST"}
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
 
 @dataclass
@@ -152,7 +161,7 @@ def create_app(served: Served, hosts: Iterable[str] = ()) -> FastAPI:
     app = FastAPI(
         title="metavrf", description=__doc__, docs_url=None, redoc_url=None, openapi_url="/openapi.json"
     )  # the pages that show the interface would load scripts from other hosts
-    app.add_middleware(Guard, hosts=list(hosts))
+    app.add_middleware(Guard, hosts=list(hosts), posts=[path for path, method in PATHS.items() if method == "POST"])
     store: Store[DrawingTask | CurveTask] = Store(MOST_TASKS, LIFE)
     worker = Worker(MOST_OF_ALL, MOST_WAITING)
 
@@ -170,7 +179,7 @@ def create_app(served: Served, hosts: Iterable[str] = ()) -> FastAPI:
     def curves() -> Curves:
         return _there(served.curves, "model for curves")
 
-    @app.get("/api/models")
+    @app.get("/api/models", operation_id="models")
     async def describe() -> dict[str, Any]:
         """The models that are served, their protocol and test figures, and the limits of a task."""
         return {
@@ -187,7 +196,7 @@ def create_app(served: Served, hosts: Iterable[str] = ()) -> FastAPI:
             },
         }
 
-    @app.post("/api/fit", responses=PROBLEMS)
+    @app.post("/api/fit", operation_id="fit", responses=PROBLEMS | {200: {"links": LINKS}})
     async def fit(wanted: Fit, request: Request) -> Fitted:
         """Hold a support set: a new task, or what is now in the one that is named."""
         task: DrawingTask | CurveTask
@@ -209,7 +218,7 @@ def create_app(served: Served, hosts: Iterable[str] = ()) -> FastAPI:
             shots = len(wanted.points)
         return Fitted(task=store.put(task, wanted.task), shots=shots)
 
-    @app.post("/api/predict", responses=PROBLEMS)
+    @app.post("/api/predict", operation_id="predict", responses=PROBLEMS)
     async def predict(wanted: Query, request: Request) -> DrawingAnswers | CurveAnswers:
         """Predict in a task that /api/fit made."""
         if isinstance(wanted, DrawingQuery):
@@ -220,6 +229,9 @@ def create_app(served: Served, hosts: Iterable[str] = ()) -> FastAPI:
             return DrawingAnswers(answers=answers)
         fitted = await worker.run(_client(request), curves().predict, held(wanted.task, CurveTask), wanted.x)
         return CurveAnswers(curves=fitted)
+
+    for path, method in PATHS.items():
+        app.add_route(path, _only(method), [name for name in METHODS if name != method], include_in_schema=False)
 
     @app.exception_handler(UserError)
     async def user_error(_: Request, error: UserError) -> JSONResponse:
@@ -243,6 +255,15 @@ def create_app(served: Served, hosts: Iterable[str] = ()) -> FastAPI:
 
     app.mount("/", StaticFiles(directory=STATIC, html=True))
     return app
+
+
+def _only(method: str) -> Callable[[Request], Awaitable[Response]]:
+    """What is asked by another method than this one is told so."""
+
+    async def refuse(_: Request) -> Response:
+        raise HTTPException(405, f"Ask here by {method} only.", {"allow": method})
+
+    return refuse
 
 
 def _client(request: Request) -> str:

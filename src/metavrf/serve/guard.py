@@ -56,9 +56,9 @@ class RefusedError(Exception):
 class Guard:
     """ASGI middleware: refuses foreign, oversized and slow requests; adds headers to every answer."""
 
-    def __init__(self, app: ASGIApp, hosts: Iterable[str] = ()) -> None:
-        """``hosts`` are names, besides ``localhost`` and addresses, under which the server may be asked."""
-        self.app = app
+    def __init__(self, app: ASGIApp, hosts: Iterable[str] = (), posts: Iterable[str] = ()) -> None:
+        """``hosts`` are names besides ``localhost`` and addresses under which it may be asked, ``posts`` take JSON."""
+        self.app, self.posts = app, frozenset(posts)
         self.hosts = {"localhost", *(host.lower() for host in hosts)}
         self._readers = 0
 
@@ -79,7 +79,7 @@ class Guard:
         headers = Headers(scope=scope)
         try:
             self._check_sender(headers, scope["method"])
-            if scope["method"] in ("GET", "HEAD"):
+            if scope["method"] != "POST" or scope["path"] not in self.posts:  # what is sent is not read
                 await self.app(scope, receive, send_with_headers)
                 return
             body = await self._read(headers, receive)

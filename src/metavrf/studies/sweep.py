@@ -1,6 +1,7 @@
 """A search for settings by Optuna: each trial is an ordinary run, judged by its best validation, never by test classes.
 
     FOLDER/sweep.journal   what was tried, in Optuna's own storage: lines of JSON
+    FOLDER/sweep.seal      how long the journal was when it was last written to, and the sum of that
     FOLDER/runs/trial-N    the run of a trial
     FOLDER/sweep.json      the table
 
@@ -9,6 +10,7 @@ Called again, a search goes on: what a trial tries depends on the seed, its numb
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -17,15 +19,16 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 from metavrf.config import GROUPS, Config
 from metavrf.errors import UserError
-from metavrf.files import PathLike, write_json
+from metavrf.files import PathLike, read_summed_json, write_json, write_summed_json
 from metavrf.randomness import stream
 from metavrf.runs.directory import Run
 from metavrf.runs.locking import lock
 from metavrf.runs.provenance import provenance
+from metavrf.schema import check_shape
 from metavrf.studies.executors import Executor, executor
 from metavrf.studies.work import Order, Prepare, Say, work_off
 
-JOURNAL, TABLE, NAME = "sweep.journal", "sweep.json", "sweep"
+JOURNAL, SEAL, TABLE, NAME = "sweep.journal", "sweep.seal", "sweep.json", "sweep"
 WIDE = 10  # ranges of this ratio or more are searched on a logarithmic scale
 _TRAINING_ONLY = ("query", "batch", "train_way", "train_shot", "most_shot", "augment", "rotate", "mirror")
 _WHERE = ("seed", "validate_tasks", "devices", "threads", "accelerator", "tensorboard", "start_from")
@@ -185,7 +188,7 @@ def _open(optuna: Any, folder: Path, asked: Mapping[str, Any], figure: str) -> A
     """The search in a folder, new or taken up; one of other settings is refused."""
     journal = folder / JOURNAL
     if journal.exists():
-        whole = journal.read_bytes()
+        whole = _verified(journal)
         if not whole.endswith(b"\n"):  # the last line was cut off by a crash
             os.truncate(journal, whole.rfind(b"\n") + 1)
         journal.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)  # of a process that was killed: we have ours
@@ -202,7 +205,28 @@ def _open(optuna: Any, folder: Path, asked: Mapping[str, Any], figure: str) -> A
     for name, value in asked.items():
         if name not in known:
             study.set_user_attr(name, value)
+    _seal(folder)
     return study
+
+
+def _seal(folder: Path) -> None:
+    """Note the length and the sum of the journal, which only grows."""
+    whole = (folder / JOURNAL).read_bytes()
+    write_summed_json(folder / SEAL, {"bytes": len(whole), "journal": hashlib.sha256(whole).hexdigest()})
+
+
+def _verified(journal: Path) -> bytes:
+    """The journal, once it was compared with its seal. What a killed process wrote after that stands behind."""
+    advice = "take the folder from a copy, or choose another --out"
+    seal = journal.with_name(SEAL)
+    known = read_summed_json(seal, advice)
+    whole = journal.read_bytes()
+    if known is not None:
+        check_shape(known, {"bytes": int, "journal": str}, seal)
+        sealed = whole[: known["bytes"]]
+        if len(sealed) < known["bytes"] or hashlib.sha256(sealed).hexdigest() != known["journal"]:
+            raise UserError(f"{journal} is damaged or was changed: its SHA-256 sum is not the one in {SEAL}; {advice}")
+    return whole
 
 
 def _run_trials(
@@ -221,7 +245,9 @@ def _run_trials(
             return None
         seed = stream(base.training.seed, "sweep", number).initial_seed() % 2**32
         study.sampler = optuna.samplers.TPESampler(seed=seed)
-        return int(study.ask(dict(space)).number)
+        asked = int(study.ask(dict(space)).number)
+        _seal(folder)
+        return asked
 
     def order(number: int) -> Order:
         settings = study.get_trials(deepcopy=False)[number].params
@@ -233,6 +259,7 @@ def _run_trials(
             study.tell(number, state=states.FAIL)
         else:
             study.tell(number, value)
+        _seal(folder)
         settings = study.get_trials(deepcopy=False)[number].params
         work.say(f"trial {number}: {_words(settings)}: {answer or f'{figure} {value:.4g}, {seconds:.0f} s'}")
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metavrf.errors import UserError
-from metavrf.files import write_atomically
+from metavrf.files import write_with_sum
 
 TIMEOUT = 30.0  # seconds without a byte
 CHUNK = 1 << 16
@@ -214,7 +214,7 @@ def _damage_reported(archive: Path) -> Iterator[None]:
 
 
 def _write(path: Path, rows: Iterable[Row], names: Sequence[str]) -> Path:
-    """Write ``rows`` in the layout of the Hugging Face hub's image sets, in one step."""
+    """Write ``rows`` in the layout of the Hugging Face hub's image sets, in one step, and their sum beside them."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
@@ -227,7 +227,7 @@ def _write(path: Path, rows: Iterable[Row], names: Sequence[str]) -> Path:
         while group := list(islice(rows, ROW_GROUP)):
             images = [{"bytes": data, "path": where} for data, where, _ in group]
             writer.write_table(pa.table([images, [label for _, _, label in group]], schema=schema))
-    write_atomically(path, sink.getvalue())
+    write_with_sum(path, sink.getvalue())
     return path
 
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from metavrf.errors import Caution, UserError
-from metavrf.files import map_tensors, write_atomically, write_rows
+from metavrf.files import compared_sum, map_tensors, write_atomically, write_rows
 from metavrf.joined import Joined, as_it_is
 from metavrf.tasks.bank import Bank
 
@@ -148,8 +148,7 @@ class ParquetSource(Source):
         for file in self.files:
             if not file.is_file():
                 raise UserError(f"{file} does not exist")
-            with file.open("rb") as opened:
-                self._digest.update(hashlib.file_digest(opened, "sha256").digest())
+            self._digest.update(compared_sum(file, "download it again, or remove that file to use it unverified"))
 
     def digest(self) -> str:
         """SHA-256 of the files."""
