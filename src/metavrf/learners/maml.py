@@ -67,7 +67,7 @@ class MAML(Learner):
     inductive_statistics = "support"
     starts_level: ClassVar[bool] = True  # all classes equally likely before the first inner step of the first task
     Settings: ClassVar[type[Any]] = InnerLoop
-    presets = {"functions": {"inner_lr": 0.01}, "classes": CLASSES | {"test_inner_steps": 3}}
+    presets = {"functions": {"inner_lr": 0.01}, "classes": CLASSES | {"channels": 32}}
     paper = {
         "all": {"lr": 1e-3, "dropout": 0.0},
         "functions": {"iterations": 70_000},
