@@ -31,6 +31,8 @@ from metavrf.nn.normalisation import Normalisation
 from metavrf.protocol import INDUCTIVE, Protocol
 from metavrf.settings import Count, Positive
 
+GAIN = 6.0  # of the map from the context to the scales of features at the start, at an inner learning rate of 1
+
 
 @dataclass(frozen=True)
 class CaviaSettings(InnerLoop):
@@ -73,6 +75,20 @@ class Cavia(MAML):
         self.layers = list(layers)
         self.context = nn.ModuleList(nn.Linear(context, size, bias=False) for size in sizes.values())
         self.film = None if self.regression else nn.Linear(context, 2 * self.last.in_features, bias=False)
+        self.start_by_matching()
+
+    @torch.no_grad()
+    def start_by_matching(self) -> None:
+        """Have the context scale each feature by itself at first, and classes read features in unlike ways."""
+        if self.film is None:
+            return
+        for change in self.context:
+            nn.init.zeros_(change.weight)
+        scale, shift = self.film.weight.chunk(2)
+        nn.init.orthogonal_(scale, GAIN / self.settings.inner_lr**0.5)
+        nn.init.zeros_(shift)
+        nn.init.orthogonal_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
 
     def start(self) -> Weights:
         """Zero, for every task."""
