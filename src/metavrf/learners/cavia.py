@@ -31,7 +31,7 @@ from metavrf.nn.normalisation import Normalisation
 from metavrf.protocol import INDUCTIVE, Protocol
 from metavrf.settings import Count, Positive
 
-GAIN = 6.0  # of the map from the context to the scales of features at the start, at an inner learning rate of 1
+GAIN = 10.0  # of the map from the context to the scales of features at the start, at an inner learning rate of 1
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Cavia(MAML):
     starts_level = False  # the context acts through the last layer
     presets = {
         "functions": {"context": 10, "inner_lr": 0.3, "inner_steps": 5},
-        "classes": CLASSES | {"inner_steps": 2, "validate_tasks": 200},
+        "classes": CLASSES | {"inner_steps": 2, "context": 128, "channels": 32, "lr": 4e-3, "validate_tasks": 200},
     }
     paper = {
         "all": {"lr": 1e-3, "dropout": 0.0},
         "functions": {"context": 5, "inner_lr": 1.0, "inner_steps": 1, "iterations": 50_000},
         "classes": {"context": 100, "inner_lr": 1.0, "inner_steps": 2, "batch": 4, "channels": 128}
-        | {"embedding": "conv4", "iterations": 50_000},
+        | {"embedding": "conv4", "iterations": 50_000, "centred": False},
     }
 
     def setup(self, generator: torch.Generator) -> None:
@@ -106,6 +106,7 @@ class Cavia(MAML):
                 scale, shift = change(context).chunk(2)
                 changed[weight], changed[bias] = (1 + scale) * shared[weight], (1 + scale) * shared[bias] + shift
         z = functional_call(self.embedding, changed, (x.unsqueeze(0), own)).squeeze(0)
+        z = self.features(z, own)
         if self.film is not None:
             scale, shift = self.film(context).chunk(2)
             z = (1 + scale) * z + shift

@@ -32,7 +32,7 @@ from torch.func import grad, grad_and_value, vmap
 
 from metavrf.episodes import Episodes
 from metavrf.learners.maml import CLASSES, MAML, PHOTOGRAPHS, Weights
-from metavrf.settings import Count, Natural, Positive
+from metavrf.settings import Count, Natural, Positive, added
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class ImplicitSettings:
     """How strongly a task's weights are held at the start (λ)."""
     conjugate_steps: Count = 3
     """Steps of conjugate gradients, by which the implicit gradient is found."""
+    centred: bool = added(False, before=False)
+    """Of classes, subtract the mean of the support's features before the last layer."""
 
 
 class IMAML(MAML):
