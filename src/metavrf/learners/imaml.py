@@ -43,7 +43,7 @@ class ImplicitSettings:
     """Gradient steps on a task's support while training."""
     test_inner_steps: Natural = 0
     """Gradient steps at test time; 0 for as many as while training."""
-    inner_lr: Positive = 0.05
+    inner_lr: Positive = 0.2
     """Learning rate of these steps."""
     proximal: Positive = 1.0
     """How strongly a task's weights are held at the start (λ)."""
