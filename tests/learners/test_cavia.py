@@ -141,7 +141,7 @@ def test_pictures_start_by_comparing_features_alone() -> None:
     missing = F.one_hot(y, 3) - (support @ weight.T).softmax(-1)
     scale = 1 + GAIN**2 * ((missing @ weight) * support).mean(0)  # whatever the inner learning rate
     found = learner.asked(learner.adapt(learner.start(), x, y), x, asked, len(x))
-    torch.testing.assert_close(found, (scale * query) @ weight.T)
+    torch.testing.assert_close(found, (scale * query) @ weight.T, rtol=1e-4, atol=1e-5)  # drawn in single precision
 
 
 def test_the_context_is_what_is_inferred_and_can_be_exchanged() -> None:

@@ -9,8 +9,12 @@ W·[x, φ] = Wx·x + Wφ·φ, and computed as such. On pictures a linear map of 
 normalisation of every block, and each feature before the last layer (FiLM): h ↦ (1 + γ(φ))·h + β(φ). As the other
 weights are the same for all tasks, the convolutions of all tasks are one, and φ is what is inferred of a task.
 
-The authors modulate the third of four blocks only, after pooling, and normalise each pass by its own batch, which makes
-their figures transductive. Here a task is normalised by its support, in training too.
+On pictures the inner loop starts as a comparison: the context scales features alone, each by itself, and the rows of the
+last layer are orthogonal. One step then gives a class the likeness to its own samples, feature by feature, and what it
+gets from those of other classes mostly cancels out. From a random start that takes long to be learned.
+
+The authors modulate the third of four blocks only, after pooling, from a random start, and normalise each pass by its
+own batch, which makes their figures transductive. Here a task is normalised by its support, in training too.
 """
 
 from __future__ import annotations
@@ -58,7 +62,7 @@ class Cavia(MAML):
         "all": {"lr": 1e-3, "dropout": 0.0},
         "functions": {"context": 5, "inner_lr": 1.0, "inner_steps": 1, "iterations": 50_000},
         "classes": {"context": 100, "inner_lr": 1.0, "inner_steps": 2, "batch": 4, "channels": 128}
-        | {"embedding": "conv4", "iterations": 50_000, "centred": False},
+        | {"embedding": "conv4", "iterations": 60_000, "centred": False},
     }
 
     def setup(self, generator: torch.Generator) -> None:

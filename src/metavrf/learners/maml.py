@@ -7,6 +7,11 @@ Training differentiates through these steps (second order), or takes the adapted
 The authors normalise each pass by its own batch, which makes their figures transductive. Here a task is normalised by
 its support alone, in training too, so a prediction depends on no other query; the protocol "transductive" brings the
 authors' way back at test time.
+
+Features after a ReLU are all positive, and the first inner step on them mostly learns which samples are large. So by
+default the last layer sees the features of classes without the support's mean (``centred``): then that step makes a
+class of what its samples have and others have not. The authors do not do this, nor does the preset "paper". They also
+take more inner steps at test time than in training, which costs accuracy after one long step.
 """
 
 from __future__ import annotations
