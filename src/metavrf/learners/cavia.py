@@ -9,9 +9,9 @@ W·[x, φ] = Wx·x + Wφ·φ, and computed as such. On pictures a linear map of 
 normalisation of every block, and each feature before the last layer (FiLM): h ↦ (1 + γ(φ))·h + β(φ). As the other
 weights are the same for all tasks, the convolutions of all tasks are one, and φ is what is inferred of a task.
 
-On pictures the inner loop starts as a comparison: the context scales features alone, each by itself, and the rows of the
-last layer are orthogonal. One step then gives a class the likeness to its own samples, feature by feature, and what it
-gets from those of other classes mostly cancels out. From a random start that takes long to be learned.
+On pictures the inner loop starts as a comparison: the context scales features alone, each by itself, and the rows of
+the last layer are orthogonal. One step then gives a class the likeness to its own samples, feature by feature, and what
+it gets from those of other classes mostly cancels out. From a random start that takes long to be learned.
 
 The authors modulate the third of four blocks only, after pooling, from a random start, and normalise each pass by its
 own batch, which makes their figures transductive. Here a task is normalised by its support, in training too.
@@ -35,7 +35,7 @@ from metavrf.nn.normalisation import Normalisation
 from metavrf.protocol import INDUCTIVE, Protocol
 from metavrf.settings import Count, Positive
 
-GAIN = 10.0  # of the map from the context to the scales of features at the start, at an inner learning rate of 1
+GAIN = 10.0  # of the map from the context to the scales of features, at the start and an inner learning rate of 1
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class Cavia(MAML):
         """Have the context scale each feature by itself at first, and classes read features in unlike ways."""
         if self.film is None:
             return
-        for change in self.context:
-            nn.init.zeros_(change.weight)
+        for weight in self.context.parameters():
+            nn.init.zeros_(weight)
         scale, shift = self.film.weight.chunk(2)
         nn.init.orthogonal_(scale, GAIN / self.settings.inner_lr**0.5)
         nn.init.zeros_(shift)
