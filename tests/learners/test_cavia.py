@@ -15,7 +15,7 @@ from inner_loops import pictures as whole_numbers
 from metavrf.config import Config
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.learners.cavia import Cavia, CaviaSettings
+from metavrf.learners.cavia import GAIN, Cavia, CaviaSettings
 from metavrf.learners.inferred import Inferred
 from metavrf.nn.embeddings import ConvNet
 from metavrf.nn.mlp import Raw
@@ -35,9 +35,12 @@ def of_curves() -> Cavia:
     return Cavia(Smooth((1, 6, 5)), TaskSpec(), SETTINGS).double()
 
 
-def of_pictures() -> Cavia:
+def of_pictures(**settings: Any) -> Cavia:
     torch.manual_seed(6)
-    learner = Cavia(ConvNet((1, 9, 9), blocks=2, channels=4), TaskSpec((1, 9, 9), None, way=3), SETTINGS).double()
+    chosen = replace(SETTINGS, **settings)
+    learner = Cavia(ConvNet((1, 9, 9), blocks=2, channels=4), TaskSpec((1, 9, 9), None, way=3), chosen).double()
+    for change in learner.context:  # which start at zero
+        nn.init.normal_(change.weight, std=0.3)  # type: ignore[arg-type]
     for norm in learner.embedding.norms:  # type: ignore[union-attr]
         nn.init.uniform_(norm.weight, 0.5, 2)
         nn.init.uniform_(norm.bias, -1, 1)
@@ -70,12 +73,16 @@ def plain_pictures(learner: Cavia, context: Tensor, x: Tensor, own: int) -> Tens
         z = z * norm.weight.view(1, -1, 1, 1) + norm.bias.view(1, -1, 1, 1)
         z = F.relu(F.max_pool2d(film(z, change(context)), 2, ceil_mode=True))
     assert learner.film is not None
-    return learner.last(film(z.flatten(1), learner.film(context)))
+    z = z.flatten(1)
+    if learner.settings.centred:
+        z = z - sum(z[i] for i in range(own)) / own
+    return learner.last(film(z, learner.film(context)))
 
 
-@pytest.mark.parametrize("what", ["curves", "pictures"])
+@pytest.mark.parametrize("what", ["curves", "pictures", "centred"])
 def test_all_tasks_at_once_give_what_a_plain_loop_over_tasks_gives(what: str) -> None:
-    learner, episodes = (of_curves(), sine()) if what == "curves" else (of_pictures(), pictures())
+    curves = what == "curves"
+    learner, episodes = (of_curves(), sine()) if curves else (of_pictures(centred=what == "centred"), pictures())
     network = plain_curves if what == "curves" else plain_pictures
     error = F.mse_loss if what == "curves" else F.cross_entropy
     outputs, losses = [], []
@@ -119,6 +126,22 @@ def test_under_a_context_of_zero_the_network_is_the_plain_one() -> None:
     x = episodes.support_x[0]
     plain = learner.last(learner.embedding(x.unsqueeze(0), len(x)).squeeze(0))
     torch.testing.assert_close(learner.outputs(learner.start(), x, len(x)), plain)
+
+
+def test_pictures_start_by_comparing_features_alone() -> None:
+    """One inner step from the start gives a class the likeness to its sample, feature by feature, of either sign."""
+    torch.manual_seed(6)
+    settings = CaviaSettings(inner_steps=1, inner_lr=0.5, context=36, centred=True)
+    learner = Cavia(ConvNet((1, 9, 9), blocks=2, channels=4), TaskSpec((1, 9, 9), None, way=3), settings).double()
+    x, y, asked = pictures().support_x[0], pictures().support_y[0], pictures().query_x[0]
+    z = learner.embedding(torch.cat([x, asked]).unsqueeze(0), len(x)).squeeze(0)
+    z = z - z[: len(x)].mean(0)
+    support, query, weight = z[: len(x)], z[len(x) :], learner.last.weight
+    torch.testing.assert_close(weight @ weight.T, torch.eye(3, dtype=torch.float64))
+    missing = F.one_hot(y, 3) - (support @ weight.T).softmax(-1)
+    scale = 1 + GAIN**2 * ((missing @ weight) * support).mean(0)  # whatever the inner learning rate
+    found = learner.asked(learner.adapt(learner.start(), x, y), x, asked, len(x))
+    torch.testing.assert_close(found, (scale * query) @ weight.T, rtol=1e-4, atol=1e-5)  # drawn in single precision
 
 
 def test_the_context_is_what_is_inferred_and_can_be_exchanged() -> None:

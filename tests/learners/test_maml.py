@@ -31,6 +31,8 @@ def plain_loop(learner: MAML, episodes: Episodes, *, create_graph: bool) -> tupl
         def answer(weights: dict[str, Tensor], samples: Tensor, own: int) -> Tensor:
             inner = {name: w for name, w in weights.items() if name not in ("last", "offset")}
             z = functional_call(embedding, inner, (samples.unsqueeze(0), own)).squeeze(0)
+            if learner.settings.centred:
+                z = z - sum(z[i] for i in range(own)) / own
             return z @ weights["last"].T + weights["offset"]
 
         def error(out: Tensor, target: Tensor) -> Tensor:
@@ -49,14 +51,14 @@ def plain_loop(learner: MAML, episodes: Episodes, *, create_graph: bool) -> tupl
 
 @each_class
 @each_order
-@pytest.mark.parametrize("what", ["curves", "pictures"])
+@pytest.mark.parametrize("what", ["curves", "pictures", "pictures without what they have in common"])
 def test_all_tasks_at_once_give_what_a_plain_loop_over_tasks_gives(
     kind: type[MAML], first_order: bool, what: str
 ) -> None:
     if what == "curves":
         learner, episodes = curve_learner(kind, first_order=first_order), sine()
     else:
-        learner, episodes = picture_learner(kind, first_order=first_order), pictures()
+        learner, episodes = picture_learner(kind, first_order=first_order, centred=what != "pictures"), pictures()
     prediction = learner.train()(episodes)
     loss = prediction.terms["mse"] if what == "curves" else prediction.loss
     batched = gradients(learner, loss)
@@ -119,6 +121,34 @@ def test_test_time_may_take_other_inner_steps() -> None:
     torch.testing.assert_close(
         one.train()(episodes).samples, curve_learner(MAML, inner_steps=1).train()(episodes).samples
     )
+
+
+def test_centred_features_of_the_support_have_no_mean_and_those_of_curves_stay() -> None:
+    z = torch.randn(7, 5, generator=torch.Generator().manual_seed(1))
+    seen = picture_learner(MAML, centred=True).features(z, 4)
+    torch.testing.assert_close(seen[:4].mean(0), torch.zeros(5))
+    torch.testing.assert_close(seen[6] - seen[0], z[6] - z[0])
+    assert torch.equal(picture_learner(MAML).features(z, 4), z)
+    assert torch.equal(curve_learner(MAML, centred=True).features(z, 4), z)
+
+
+def test_centred_or_not_a_query_is_answered_as_if_there_were_no_other() -> None:
+    learner, episodes = picture_learner(MAML, centred=True), pictures()
+    alone = learner.predict(episodes.asking(episodes.query_x[:, 2:3]))
+    torch.testing.assert_close(alone.samples, learner.predict(episodes).samples[:, :, 2:3], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["maml", "meta-sgd", "cavia", "platipus", "imaml", "meta-lstm"])
+def test_classes_are_centred_by_default_and_not_in_the_papers(name: str) -> None:
+    assert Config.of("omniglot", name).model.centred
+    assert not Config.of("omniglot", name, "paper").model.centred
+
+
+def test_by_default_tests_take_the_inner_steps_of_training_and_in_the_paper_more() -> None:
+    """After one long step that training never went beyond, more of them break what it learned."""
+    ours, paper = Config.of("omniglot", "maml").model, Config.of("omniglot", "maml", "paper").model
+    assert ours.test_inner_steps == 0
+    assert (paper.inner_steps, paper.test_inner_steps) == (1, 3)
 
 
 def test_predicting_leaves_the_weights_as_they_were() -> None:

@@ -9,8 +9,12 @@ W·[x, φ] = Wx·x + Wφ·φ, and computed as such. On pictures a linear map of 
 normalisation of every block, and each feature before the last layer (FiLM): h ↦ (1 + γ(φ))·h + β(φ). As the other
 weights are the same for all tasks, the convolutions of all tasks are one, and φ is what is inferred of a task.
 
-The authors modulate the third of four blocks only, after pooling, and normalise each pass by its own batch, which makes
-their figures transductive. Here a task is normalised by its support, in training too.
+On pictures the inner loop starts as a comparison: the context scales features alone, each by itself, and the rows of
+the last layer are orthogonal. One step then gives a class the likeness to its own samples, feature by feature, and what
+it gets from those of other classes mostly cancels out. From a random start that takes long to be learned.
+
+The authors modulate the third of four blocks only, after pooling, from a random start, and normalise each pass by its
+own batch, which makes their figures transductive. Here a task is normalised by its support, in training too.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ from metavrf.nn.normalisation import Normalisation
 from metavrf.protocol import INDUCTIVE, Protocol
 from metavrf.settings import Count, Positive
 
+GAIN = 10.0  # of the map from the context to the scales of features, at the start and an inner learning rate of 1
+
 
 @dataclass(frozen=True)
 class CaviaSettings(InnerLoop):
@@ -50,13 +56,13 @@ class Cavia(MAML):
     starts_level = False  # the context acts through the last layer
     presets = {
         "functions": {"context": 10, "inner_lr": 0.3, "inner_steps": 5},
-        "classes": CLASSES | {"inner_steps": 2, "validate_tasks": 200},
+        "classes": CLASSES | {"inner_steps": 2, "context": 128, "channels": 32, "lr": 4e-3, "validate_tasks": 200},
     }
     paper = {
         "all": {"lr": 1e-3, "dropout": 0.0},
         "functions": {"context": 5, "inner_lr": 1.0, "inner_steps": 1, "iterations": 50_000},
         "classes": {"context": 100, "inner_lr": 1.0, "inner_steps": 2, "batch": 4, "channels": 128}
-        | {"embedding": "conv4", "iterations": 50_000},
+        | {"embedding": "conv4", "iterations": 60_000, "centred": False},
     }
 
     def setup(self, generator: torch.Generator) -> None:
@@ -73,6 +79,20 @@ class Cavia(MAML):
         self.layers = list(layers)
         self.context = nn.ModuleList(nn.Linear(context, size, bias=False) for size in sizes.values())
         self.film = None if self.regression else nn.Linear(context, 2 * self.last.in_features, bias=False)
+        self.start_by_matching()
+
+    @torch.no_grad()
+    def start_by_matching(self) -> None:
+        """Have the context scale each feature by itself at first, and classes read features in unlike ways."""
+        if self.film is None:
+            return
+        for weight in self.context.parameters():
+            nn.init.zeros_(weight)
+        scale, shift = self.film.weight.chunk(2)
+        nn.init.orthogonal_(scale, GAIN / self.settings.inner_lr**0.5)
+        nn.init.zeros_(shift)
+        nn.init.orthogonal_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
 
     def start(self) -> Weights:
         """Zero, for every task."""
@@ -90,6 +110,7 @@ class Cavia(MAML):
                 scale, shift = change(context).chunk(2)
                 changed[weight], changed[bias] = (1 + scale) * shared[weight], (1 + scale) * shared[bias] + shift
         z = functional_call(self.embedding, changed, (x.unsqueeze(0), own)).squeeze(0)
+        z = self.features(z, own)
         if self.film is not None:
             scale, shift = self.film(context).chunk(2)
             z = (1 + scale) * z + shift

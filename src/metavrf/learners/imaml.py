@@ -32,14 +32,14 @@ from torch.func import grad, grad_and_value, vmap
 
 from metavrf.episodes import Episodes
 from metavrf.learners.maml import CLASSES, MAML, PHOTOGRAPHS, Weights
-from metavrf.settings import Count, Natural, Positive
+from metavrf.settings import Count, Natural, Positive, added
 
 
 @dataclass(frozen=True)
 class ImplicitSettings:
     """The proximal inner problem and its implicit gradient."""
 
-    inner_steps: Count = 8
+    inner_steps: Count = 5
     """Gradient steps on a task's support while training."""
     test_inner_steps: Natural = 0
     """Gradient steps at test time; 0 for as many as while training."""
@@ -47,8 +47,10 @@ class ImplicitSettings:
     """Learning rate of these steps."""
     proximal: Positive = 1.0
     """How strongly a task's weights are held at the start (λ)."""
-    conjugate_steps: Count = 4
+    conjugate_steps: Count = 3
     """Steps of conjugate gradients, by which the implicit gradient is found."""
+    centred: bool = added(False, before=False)
+    """Of classes, subtract the mean of the support's features before the last layer."""
 
 
 class IMAML(MAML):
@@ -57,8 +59,8 @@ class IMAML(MAML):
     citation = "Rajeswaran, Finn, Kakade & Levine, Meta-learning with implicit gradients, NeurIPS 2019"
     Settings = ImplicitSettings
     presets = {
-        "functions": {"inner_lr": 0.05, "proximal": 0.3, "inner_steps": 12, "lr": 4e-3},
-        "classes": CLASSES | {"channels": 32, "validate_tasks": 200},
+        "functions": {"inner_lr": 0.05, "proximal": 0.3, "inner_steps": 12, "conjugate_steps": 4, "lr": 4e-3},
+        "classes": CLASSES | {"channels": 32, "lr": 4e-3, "validate_tasks": 200},
     }
     paper = {
         "all": {"lr": 1e-3, "dropout": 0.0, "conjugate_steps": 5},

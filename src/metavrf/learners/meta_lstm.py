@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.func import grad_and_value
 
 from metavrf.learners.maml import CLASSES, MAML, PHOTOGRAPHS, Weights
-from metavrf.settings import Count, Range
+from metavrf.settings import Count, Range, added
 
 DECADES = 10.0  # p of the preprocessing
 KEPT = 5.0  # where the forget gate starts, before its sigmoid: 0.993
@@ -42,6 +42,8 @@ class MetaLSTMSettings:
     """Where the input gate starts: the learning rate of the first inner steps."""
     hidden: Count = 8
     """Size of the LSTM that reads gradient and loss."""
+    centred: bool = added(False, before=False)
+    """Subtract the mean of the support's features before the last layer."""
 
 
 class MetaLSTM(MAML):

@@ -59,12 +59,14 @@ class Platipus(MAML):
     Settings = PlatipusSettings
     presets = {
         "functions": {"inner_lr": 0.01, "inner_steps": 10, "lr": 4e-3},
-        "classes": CLASSES | {"channels": 32, "validate_tasks": 200},
+        "classes": CLASSES
+        | {"channels": 32, "lr": 4e-3, "validate_tasks": 200}
+        | {"start_std": 0.001, "start_lr": 0.001},  # 0.01 is a third of a convolution's weights
     }
     paper = {
         "all": {"lr": 1e-3, "dropout": 0.0, "samples": 10},
         "functions": {"inner_lr": 0.001, "inner_steps": 5, "iterations": 70_000},
-        "classes": PHOTOGRAPHS | {"inner_steps": 5, "iterations": 60_000},
+        "classes": PHOTOGRAPHS | {"inner_steps": 5, "iterations": 60_000, "start_std": 0.01, "start_lr": 0.01},
     }
     seed: Tensor
 
