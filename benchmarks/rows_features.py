@@ -3,11 +3,11 @@
     python benchmarks/rows_features.py --classes val        # what settings are chosen by
     python benchmarks/rows_features.py --classes test [--episodes 200] [--save results/rows-features.json]
 
-EfficientNet-Lite0 features of some pictures per class of miniImageNet and CIFAR-FS, as they are; 5-way episodes of 1, 5
-and 8 shots with 15 queries per class. Beside MetaVRFClassifier(): scikit-learn's logistic regression with C = 1, 100 and
-by cross-validation, linear SVM, and nearest class mean, which have features of length 1. SVM and nearest mean have no
-probabilities of their own: theirs are softmaxed decision values, and softmaxed negative squared distances. Features are
-kept in a folder, so that a second run is quick.
+EfficientNet-Lite0 features of some pictures per class of miniImageNet and CIFAR-FS, as they are; 5-way episodes of 1,
+5 and 8 shots with 15 queries per class. Beside MetaVRFClassifier(): scikit-learn's logistic regression with C = 1, 100
+and by cross-validation, linear SVM, and nearest class mean, which have features of length 1. SVM and nearest mean have
+no probabilities of their own: theirs are softmaxed decision values, and softmaxed negative squared distances. Features
+are kept in a folder, so that a second run is quick.
 """
 
 from __future__ import annotations

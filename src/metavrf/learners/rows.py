@@ -10,8 +10,9 @@ is their mixture. Nothing is fitted by gradient. Three families of candidates:
 - on binary columns, cos(π·Σ δⱼ) over subsets of them: parity.
 
 Regression weighs by evidence, the amplitude a² integrated out under an inverse gamma prior, which makes it a Student t.
-Classes weigh by the leave-one-out likelihood of softmax(γ·fit + log frequency), γ in a grid; by evidence where each has
-one sample.
+Classes weigh by the likelihood of softmax(γ·fit + log frequency), γ in a grid, each row predicted by those before it.
+Like evidence that is a distribution over labels, so a kernel that fits a few rows by luck gains little; and the factor
+of ridge regression has those predictions at no cost. Where each class has one sample, they weigh by evidence.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ VALUES_AT_ONCE = 250_000  # of kernels between rows while candidates are weighed
 KEPT, NEGLIGIBLE = 32, 1e-3  # components of the answer; the weight beside the heaviest's below which none is kept
 GAMMAS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 USUAL_GAMMA, USUAL_OF_UNITS = 1.0, 32.0  # rows of length 1 are all alike: what tells them apart is small
-BREADTH = 2.0**0.5  # of the prior of γ where samples tell it, in powers of two; 1 where each class has one sample
+USUAL_ALONE = 8.0  # where each class has one sample
+BREADTH = 2.0**0.5  # of the prior of γ in powers of two; 1 where each class has one sample
 COMMENSURABLE = 10  # columns that share the variance: with fewer, one unit of measure drowns the others
 MOST_PROPOSED = 100  # columns of a table that kernels are proposed for
 LEAST_NOISE = 1e-6
@@ -204,7 +206,7 @@ class Rows(Learner):
         return made, parent
 
     def scores(self, kernels: Kernels, x: Tensor, targets: Targets) -> Tensor:
-        """Log evidence ``[K, 1]``; of classes the log leave-one-out likelihood ``[K, G]``, where it can be."""
+        """Log evidence ``[K, 1]``; of classes ``[K, G]`` that of rows predicted in turn, in the order they have."""
         samples, columns = x.shape
         size = max(samples, columns)
         if targets.labels is not None:
@@ -225,10 +227,8 @@ class Rows(Learner):
         if targets.labels is None:
             return solved.evidence.unsqueeze(1)
         gamma, known = targets.values.new_tensor(GAMMAS), targets.known()
-        usual = USUAL_OF_UNITS if units else USUAL_GAMMA
-        prior = -0.5 * (torch.log(gamma / usual) / math.log(2)).square()
         if not bool(known.any()):
-            return solved.of_contrasts().unsqueeze(1) + prior
+            return solved.of_contrasts().unsqueeze(1) + prior_of_gamma(gamma, alone=True, units=units)
         fit, labels = solved.in_turn(targets.values)[:, known], targets.labels[known]
         start = targets.offset.log()
         right = fit.gather(-1, labels.expand(len(fit), -1).unsqueeze(-1))
@@ -237,7 +237,7 @@ class Rows(Learner):
         head = (start - start[labels].unsqueeze(1))[others].unflatten(0, (len(labels), -1))
         logits = torch.addcmul(head, gamma.view(-1, 1, 1), gap.unsqueeze(1))  # [K, G, S, C - 1]
         against = logits.squeeze(-1) if logits.shape[-1] == 1 else logits.logsumexp(-1)
-        return -F.softplus(against).sum(-1) + prior / BREADTH**2
+        return -F.softplus(against).sum(-1) + prior_of_gamma(gamma, alone=False, units=units)
 
     def conditioned(self, kernels: Kernels, score: Tensor, x: Tensor, targets: Targets) -> RowsPredictor:
         """Kernels drawn from the candidates by their weights, solved on the whole support.
@@ -281,8 +281,15 @@ class Rows(Learner):
         return torch.logsumexp(logits + weights.unsqueeze(-1), 0).exp()
 
 
+def prior_of_gamma(gamma: Tensor, *, alone: bool, units: bool = False) -> Tensor:
+    """Log prior of logit scales up to a constant, where each class has one sample (``alone``) or more."""
+    usual = USUAL_OF_UNITS if units else USUAL_ALONE if alone else USUAL_GAMMA
+    breadth = math.log(2) * (1 if alone else BREADTH)
+    return -0.5 * (torch.log(gamma / usual) / breadth).square()
+
+
 def _drawn(score: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Which candidates are drawn by the weights exp ``score [K]`` (up to a constant), and how often: all at even steps."""
+    """Which candidates are drawn, at even steps, by weights whose logarithms are ``score [K]``, and how often each."""
     weight = score.softmax(0)
     marks = (torch.arange(count, dtype=weight.dtype) + 0.5) / count
     found = torch.searchsorted(weight.cumsum(0), marks).clamp_max(len(weight) - 1)
