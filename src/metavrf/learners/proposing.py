@@ -160,8 +160,9 @@ def judge(q: Proposals, support: Support) -> Judged:
     likelihood = (logits.gather(-1, labels)[..., 0] * known.unsqueeze(1)).sum(-1)  # [G, T, M]
     contrasts = _of_contrasts(inverse, log_det, energy, rows)
     alone = ~known.any(1)[:, None]
-    priors = (prior_of_gamma(gamma, alone=alone).view(-1, 1, 1) for alone in (True, False))
-    score = torch.where(alone, contrasts, likelihood) + torch.where(alone, *priors)
+    of_one, of_more = prior_of_gamma(gamma, alone=True), prior_of_gamma(gamma, alone=False)
+    prior = torch.where(alone, of_one.view(-1, 1, 1), of_more.view(-1, 1, 1))
+    score = torch.where(alone, contrasts, likelihood) + prior
     samples = gamma.view(shape) * fit + start[:, None, None]  # [G, T, M, q, C]
     return Judged(
         samples.transpose(1, 2).flatten(0, 1),
