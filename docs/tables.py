@@ -559,6 +559,32 @@ def rows_time() -> Rows:
     return [["fit and predict, 50 rows × 10 columns", "ms"], *([name, f"{ms:.0f}"] for name, ms in found.items())]
 
 
+@table("rows-features")
+def rows_features() -> Rows:
+    """Accuracy and nll of ours, and the best of the others in each, on features of a network."""
+    lines = []
+    for name, found in result("rows-features")["figures"].items():
+        ours = found["MetaVRFClassifier()"]
+        others = {method: of for method, of in found.items() if method != "MetaVRFClassifier()"}
+        best = max(others, key=lambda method: others[method]["accuracy"])
+        surest = min(others, key=lambda method: others[method]["nll"])
+        right = [f"{100 * of['accuracy']:.1f}" for of in (ours, others[best])]
+        nll = [f"{of['nll']:.3f}" for of in (ours, others[surest])]
+        lines.append([name, right[0], f"{right[1]} ({best})", nll[0], f"{nll[1]} ({surest})"])
+    return [["features of, shots", "accuracy (%)", "best of the others", "nll", "best of the others"], *lines]
+
+
+@table("rows-adaptivity")
+def rows_adaptivity() -> Rows:
+    """Nll with a task's own weights of kernels, the mean ones and another task's."""
+    lines = []
+    for found in result("rows-adaptivity")["adaptivity"]:
+        kind = "regression" if found["classes"] is None else f"{found['classes']} classes"
+        nll = [f"{found['nll'][weights]:.3f}" for weights in ("own", "mean", "other")]
+        lines.append([f"{found['rows']} × {found['columns']}", kind, *nll, f"{found['mean - own']['p_value']:.1g}"])
+    return [["rows × columns", "", "own", "mean", "another's", "p, own against mean"], *lines]
+
+
 @table("suggest")
 def suggest() -> Rows:
     """Labels to reach what random ones reach."""

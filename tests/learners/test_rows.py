@@ -82,7 +82,41 @@ def test_leaving_one_out_in_closed_form_is_fitting_the_others() -> None:
         torch.testing.assert_close(closed[row], refitted)
 
 
+def test_predicting_rows_in_turn_is_fitting_those_before() -> None:
+    x, y = task()
+    kernels = one_kernel(x)
+    targets = Targets.of(Episodes.of_support(torch.from_numpy(x), torch.from_numpy(y)))
+    gram = kernels(torch.from_numpy(x))[0][0]
+    closed = solve(gram.clone().unsqueeze(0), kernels.noise, targets).in_turn(targets.values)[0]
+    for row in range(len(x)):
+        inner = gram[:row, :row] + NOISE * torch.eye(row)
+        refitted = gram[row, :row] @ torch.linalg.solve(inner, targets.values[:row])
+        torch.testing.assert_close(closed[row], refitted)
+
+
 # What a user sees
+
+
+@pytest.mark.parametrize("shot", [3, 5])
+def test_labels_that_depend_on_nothing_are_answered_as_such(shot: int) -> None:
+    random = np.random.default_rng(0)
+    likelihood = []
+    for _ in range(20):
+        x, new = random.normal(size=(2 * shot, 8)), random.normal(size=(100, 8))
+        truth = random.integers(2, size=100)
+        found = MetaVRFClassifier().fit(x, np.arange(2 * shot) % 2).predict_proba(new)
+        likelihood.append(-np.log(found[np.arange(100), truth]).mean())
+    assert np.mean(likelihood) < math.log(2) + 0.15
+
+
+@pytest.mark.parametrize("kind", [MetaVRFClassifier, MetaVRFRegressor])
+def test_the_order_of_rows_does_not_matter(kind: Any) -> None:
+    x, _ = task()
+    y = np.arange(12) % 3 if kind is MetaVRFClassifier else np.sin(x[:, 0])
+    answer = "predict_proba" if kind is MetaVRFClassifier else "predict"
+    order = np.random.default_rng(1).permutation(12)
+    expected = getattr(kind().fit(x, y), answer)(x)
+    np.testing.assert_allclose(getattr(kind().fit(x[order], y[order]), answer)(x), expected, atol=1e-6)
 
 
 def test_a_damped_oscillation_of_ten_points_is_followed() -> None:

@@ -25,8 +25,9 @@ class MetaVRFClassifier(ClassifierMixin, FewShot):  # type: ignore[misc]
     Args:
         model: a model that comes with the package ("omniglot" for drawings, "photos" for photographs) or a run's
             directory. Without one, samples are rows of numbers, and the answer is a mixture of many exact kernels,
-            weighted by their leave-one-out likelihood (by evidence where each class has one sample). Nothing is fitted
-            by gradient. ``kernels_`` says what was inferred, ``log_marginal_likelihood()`` how well it explains them.
+            weighted by how well each predicts the rows one after another (by evidence where each class has one
+            sample). Nothing is fitted by gradient. ``kernels_`` says what was inferred, ``log_marginal_likelihood()``
+            how well it explains them.
         bases: number of random features, if other than the model's own. Without a model it asks for one Gaussian kernel
             on that many random features instead of the mixture; so do more than 4,000 rows.
         ridge: fixes the noise λ without a model; by default it is inferred like the kernel.

@@ -1,7 +1,7 @@
 """How proposed kernels are judged in training: many tables at once, with gradients, as :mod:`rows` uses them.
 
 The loss of a table is minus the log likelihood of its query rows under the mixture of its M proposals, whose weights
-are prior times evidence; of classes, times the leave-one-out likelihood, over kernels and logit scales γ.
+are prior times evidence; of classes, times the likelihood of rows predicted in turn, over kernels and logit scales γ.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from metavrf.kernels.mixing import log_density, log_weights
 from metavrf.learners.row_mixture import FREEDOM
-from metavrf.learners.rows import GAMMAS, USUAL_GAMMA
+from metavrf.learners.rows import GAMMAS, prior_of_gamma
 from metavrf.nn.columns import Proposals, Proposer
 
 OUTLIERS = 0.01  # a share of targets is from a Cauchy distribution, so that one of them does not decide a step
@@ -103,7 +103,7 @@ class Judged(NamedTuple):
         samples: ``[K, T, q, p]``: means, or logits; kernels by logit scales of classes.
         variance: of means, ``[K, T, q, p]``.
         log_prior: ``[K, T]``.
-        score: ``[K, T]``: log evidence, or the log leave-one-out likelihood.
+        score: ``[K, T]``: log evidence, or the log likelihood of rows in turn.
     """
 
     samples: Tensor
@@ -148,18 +148,21 @@ def judge(q: Proposals, support: Support) -> Judged:
         variance = process.unsqueeze(-1) * amplitude.unsqueeze(-2)
         return Judged(fit.transpose(0, 1), variance.transpose(0, 1), q.log_prior.T, evidence.T)
     gamma = fit.new_tensor(GAMMAS)
-    prior = -0.5 * (torch.log(gamma / USUAL_GAMMA) / math.log(2)).square()
     counts = F.one_hot(support.labels, outputs).sum(1)  # [T, C]
     start = torch.where(counts > 0, counts.clamp_min(1).double().div(rows).log(), ABSENT)
-    left = y - solution / inverse.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)  # [T, M, n, p]
+    factor = torch.linalg.cholesky(noisy)
+    white = torch.linalg.solve_triangular(factor, y.expand(-1, len(q.noise[0]), -1, -1), upper=False)
+    turn = y - factor.diagonal(dim1=-2, dim2=-1).unsqueeze(-1) * white  # [T, M, n, p]: by the rows before
     shape = (len(gamma), 1, 1, 1, 1)
-    logits = (gamma.view(shape) * left + start[:, None, None]).log_softmax(-1)  # [G, T, M, n, C]
+    logits = (gamma.view(shape) * turn + start[:, None, None]).log_softmax(-1)  # [G, T, M, n, C]
     labels = support.labels[None, :, None, :, None].expand(*logits.shape[:-1], 1)
-    known = counts.gather(1, support.labels) > 1  # [T, n]
+    known = (support.labels.unsqueeze(1) == support.labels.unsqueeze(2)).tril(-1).any(-1)  # [T, n]: its class is there
     likelihood = (logits.gather(-1, labels)[..., 0] * known.unsqueeze(1)).sum(-1)  # [G, T, M]
     contrasts = _of_contrasts(inverse, log_det, energy, rows)
     alone = ~known.any(1)[:, None]
-    score = torch.where(alone, contrasts, likelihood) + torch.where(alone, 1.0, 0.25) * prior.view(-1, 1, 1)
+    of_one, of_more = prior_of_gamma(gamma, alone=True), prior_of_gamma(gamma, alone=False)
+    prior = torch.where(alone, of_one.view(-1, 1, 1), of_more.view(-1, 1, 1))
+    score = torch.where(alone, contrasts, likelihood) + prior
     samples = gamma.view(shape) * fit + start[:, None, None]  # [G, T, M, q, C]
     return Judged(
         samples.transpose(1, 2).flatten(0, 1),

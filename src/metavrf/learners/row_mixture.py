@@ -47,9 +47,12 @@ class Targets(NamedTuple):
         return Targets(self.values.to(dtype), self.offset.to(dtype), self.gain.to(dtype), self.labels)
 
     def known(self) -> Tensor:
-        """``[S]``: whether others of the sample's class are left without it."""
+        """``[S]``: whether samples of its class stand before a sample."""
         assert self.labels is not None
-        return self.labels.bincount()[self.labels] > 1
+        order = self.labels.argsort(stable=True)
+        found = torch.zeros_like(self.labels, dtype=torch.bool)
+        found[order[1:]] = self.labels[order[1:]] == self.labels[order[:-1]]
+        return found
 
     def some(self, rows: Tensor) -> Targets:
         """Of some of the rows, and of the classes that they have."""
@@ -85,6 +88,10 @@ class Solved(NamedTuple):
         mean = torch.linalg.solve_triangular(self.factor, ones, upper=False).square().sum((1, 2))
         return self.evidence - 0.5 * self.white.shape[-1] * mean.log()
 
+    def in_turn(self, targets: Tensor) -> Tensor:
+        """What each sample is predicted as by those before it, ``[K, S, p]``: y - Lᵢᵢ·(L⁻¹y)ᵢ."""
+        return targets - self.factor.diagonal(dim1=-2, dim2=-1).unsqueeze(-1) * self.white
+
     def left_out(self, targets: Tensor) -> Tensor:
         """What each sample is predicted as by the others, ``[K, S, p]``: y - α/P with P the diagonal of A⁻¹."""
         inverse = torch.cholesky_inverse(self.factor)
@@ -115,7 +122,7 @@ def solve(gram: Tensor, noise: Tensor, targets: Targets) -> Solved:
 
 
 class RowsPredictor(nn.Module):
-    """A mixture of P kernels conditioned on one task: a plain module that answers as :class:`Adapted`."""
+    """A mixture of K kernels conditioned on one task: a plain module that answers as :class:`Adapted`."""
 
     log_weights: Tensor
     index: Tensor
@@ -129,10 +136,10 @@ class RowsPredictor(nn.Module):
     targets: Tensor
 
     def __init__(self, kernels: Kernels, **tensors: Tensor) -> None:
-        """With ``solution [P, S, p]`` of kernel ``index [P]``; of classes ``gamma [P]`` is in it already.
+        """With ``solution [K, S, p]`` of each kernel; of classes P components are kernel ``index [P]`` times ``gamma``.
 
-        In regression ``root`` L⁻¹ is ``[P, S, S]`` and ``amplitude`` a² ``[P, p]``; ``targets [S, p]`` are less their
-        ``offset``, and ``gain [p]`` is their deviation.
+        In regression each kernel is one component, ``root`` L⁻¹ is ``[K, S, S]`` and ``amplitude`` a² ``[K, p]``;
+        ``targets [S, p]`` are less their ``offset``, and ``gain [p]`` is their deviation.
         """
         super().__init__()
         self.kernels = kernels
@@ -142,8 +149,8 @@ class RowsPredictor(nn.Module):
     @property
     def at_once(self) -> int:
         """Rows to answer for at a time."""
-        samples, outputs = self.solution.shape[1:]
-        return max(1, MOST_VALUES // (len(self.index) * max(samples, outputs)))
+        kernels, samples, outputs = self.solution.shape
+        return max(1, MOST_VALUES // max(kernels * samples, len(self.index) * outputs))
 
     def described(self) -> dict[str, NDArray[np.float64]]:
         """Weights, lengths, linear share and noise of the kernels, the heaviest first, and the relevance of columns."""
@@ -163,14 +170,13 @@ class RowsPredictor(nn.Module):
 
     def components(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Means and variances ``[P, 1, N, p]`` under each kernel; of classes logits, and None."""
-        kernel, prior = self.kernels(x)
-        kernel = kernel[self.index]  # [P, N, S]
-        samples = (kernel @ self.solution + self.offset).unsqueeze(1)
+        kernel, prior = self.kernels(x)  # [K, N, S]
+        fit = kernel @ self.solution
         if hasattr(self, "gamma"):
-            return samples, None
+            return torch.addcmul(self.offset, self.gamma[:, None, None], fit[self.index]).unsqueeze(1), None
         explained = (self.root @ kernel.mT).square().sum(-2)
-        process = (prior[self.index] - explained).clamp_min(0) + self.kernels.noise[self.index].unsqueeze(1)
-        return samples, (process.unsqueeze(-1) * self.amplitude.unsqueeze(1)).unsqueeze(1)
+        process = (prior - explained).clamp_min(0) + self.kernels.noise.unsqueeze(1)
+        return (fit + self.offset).unsqueeze(1), (process.unsqueeze(-1) * self.amplitude.unsqueeze(1)).unsqueeze(1)
 
     def prediction(self, x: Tensor) -> Prediction:
         """The mixture itself, of real targets."""
@@ -186,7 +192,7 @@ class RowsPredictor(nn.Module):
         noise = torch.randn(count, *mean.shape[1:], dtype=mean.dtype, generator=generator)
         drawn = torch.empty_like(noise)
         for number in chosen.unique():
-            one, mine = self.kernels.chosen(self.index[number : number + 1]), chosen == number
+            one, mine = self.kernels.chosen(number.unsqueeze(0)), chosen == number
             explained = self.root[number] @ one(x)[0][0].mT  # [S, N]
             covariance = one(x, x)[0][0] - explained.mT @ explained
             covariance.diagonal().add_(one.noise)
@@ -202,8 +208,7 @@ class RowsPredictor(nn.Module):
         """
         samples, outputs = self.solution.shape[1:]
         kernel, prior = self.kernels(x)
-        kernel, prior = kernel[self.index], prior[self.index]
-        noise = self.kernels.noise[self.index]
+        noise = self.kernels.noise
         inverse = self.root.mT @ self.root  # [P, S, S]
         precision = inverse.diagonal(dim1=-2, dim2=-1)  # [P, S]
         own = self.solution / precision.unsqueeze(-1)  # [P, S, p], of the row itself

@@ -10,8 +10,9 @@ is their mixture. Nothing is fitted by gradient. Three families of candidates:
 - on binary columns, cos(π·Σ δⱼ) over subsets of them: parity.
 
 Regression weighs by evidence, the amplitude a² integrated out under an inverse gamma prior, which makes it a Student t.
-Classes weigh by the leave-one-out likelihood of softmax(γ·fit + log frequency), γ in a grid; by evidence where each has
-one sample.
+Classes weigh by the likelihood of softmax(γ·fit + log frequency), γ in a grid, each row predicted by those before it.
+Like evidence that is a distribution over labels, so a kernel that fits a few rows by luck gains little; and the factor
+of ridge regression has those predictions at no cost. Where each class has one sample, they weigh by evidence.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ MOST_ROWS = 400  # that weigh all candidates; a larger task chooses them on so m
 MOST_EXACT = 4000  # rows; a larger task is solved on random features
 VALUES_AT_ONCE = 250_000  # of kernels between rows while candidates are weighed: what a cache holds
 KEPT, NEGLIGIBLE = 32, 1e-3  # components of the answer; the weight beside the heaviest's below which none is kept
-GAMMAS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-USUAL_GAMMA, USUAL_OF_UNITS = 8.0, 32.0  # rows of length 1 are all alike: what tells them apart is small
+GAMMAS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+USUAL_GAMMA, USUAL_OF_UNITS = 1.0, 32.0  # rows of length 1 are all alike: what tells them apart is small
+USUAL_ALONE = 8.0  # where each class has one sample
+BREADTH = 2.0**0.5  # of the prior of γ in powers of two; 1 where each class has one sample
 COMMENSURABLE = 10  # columns that share the variance: with fewer, one unit of measure drowns the others
 MOST_PROPOSED = 100  # columns of a table that kernels are proposed for
 LEAST_NOISE = 1e-6
@@ -130,6 +133,8 @@ class Rows(Learner):
     def weighed(self, x: Tensor, targets: Targets) -> tuple[Kernels, Tensor]:
         """The candidates of a task and their log weights up to a constant, ``[K]``, or ``[K, G]`` of classes."""
         rows = _some_rows(targets, len(x), self.seed)
+        if targets.labels is not None:
+            rows = rows[_mixed(x[rows], targets.labels[rows], self.seed)]
         x, targets = x[rows], targets.some(rows)
         families, log_prior = self.candidates(x, targets)
         kernels = Kernels(families)
@@ -190,9 +195,7 @@ class Rows(Learner):
 
     def refined(self, family: Standardised, score: Tensor) -> tuple[Standardised, Tensor]:
         """More candidates about the heavy ones, each of which has as many as its weight; and what each is about."""
-        weight = score.flatten(1).logsumexp(1).softmax(0)
-        marks = (torch.arange(REFINED, dtype=weight.dtype) + 0.5) / REFINED
-        parent = torch.searchsorted(weight.cumsum(0), marks).clamp_max(len(weight) - 1)
+        parent = torch.repeat_interleave(*_drawn(score.logsumexp(1), REFINED))
         made = family.chosen(parent)
         columns = self.columns
         made.scale = made.scale * torch.exp(0.4 * self.moves[:, :columns])
@@ -203,7 +206,7 @@ class Rows(Learner):
         return made, parent
 
     def scores(self, kernels: Kernels, x: Tensor, targets: Targets) -> Tensor:
-        """Log evidence ``[K, 1]``; of classes the log leave-one-out likelihood ``[K, G]``, where it can be."""
+        """Log evidence ``[K, 1]``; of classes ``[K, G]`` that of rows predicted in turn, in the order they have."""
         samples, columns = x.shape
         size = max(samples, columns)
         if targets.labels is not None:
@@ -224,11 +227,9 @@ class Rows(Learner):
         if targets.labels is None:
             return solved.evidence.unsqueeze(1)
         gamma, known = targets.values.new_tensor(GAMMAS), targets.known()
-        usual = USUAL_OF_UNITS if units else USUAL_GAMMA
-        prior = -0.5 * (torch.log(gamma / usual) / math.log(2)).square()
         if not bool(known.any()):
-            return solved.of_contrasts().unsqueeze(1) + prior
-        fit, labels = solved.left_out(targets.values)[:, known], targets.labels[known]
+            return solved.of_contrasts().unsqueeze(1) + prior_of_gamma(gamma, alone=True, units=units)
+        fit, labels = solved.in_turn(targets.values)[:, known], targets.labels[known]
         start = targets.offset.log()
         right = fit.gather(-1, labels.expand(len(fit), -1).unsqueeze(-1))
         others = torch.arange(fit.shape[-1]) != labels.unsqueeze(1)  # [S, C]
@@ -236,27 +237,28 @@ class Rows(Learner):
         head = (start - start[labels].unsqueeze(1))[others].unflatten(0, (len(labels), -1))
         logits = torch.addcmul(head, gamma.view(-1, 1, 1), gap.unsqueeze(1))  # [K, G, S, C - 1]
         against = logits.squeeze(-1) if logits.shape[-1] == 1 else logits.logsumexp(-1)
-        return -F.softplus(against).sum(-1) + 0.25 * prior
+        return -F.softplus(against).sum(-1) + prior_of_gamma(gamma, alone=False, units=units)
 
     def conditioned(self, kernels: Kernels, score: Tensor, x: Tensor, targets: Targets) -> RowsPredictor:
-        """The heavy candidates, solved on the whole support."""
-        most = min(KEPT, max(1, MOST_VALUES // len(x) ** 2))
-        log_weights, pairs = score.flatten().sort(descending=True, stable=True)
-        kept = (log_weights - log_weights[0] > math.log(NEGLIGIBLE)) & (torch.arange(len(pairs)) < most)
-        log_weights, pairs = log_weights[kept].log_softmax(0), pairs[kept]
-        number, index = torch.unique(pairs // score.shape[1], return_inverse=True)
+        """Kernels drawn from the candidates by their weights, solved on the whole support.
+
+        Where weights are alike, as of a few rows, the heaviest would be the luckiest: their mixture is far too sure.
+        """
+        number, count = _drawn(score.logsumexp(1), min(KEPT, max(1, MOST_VALUES // len(x) ** 2)))
         chosen = kernels.chosen(number).on_support(x)
         solved = solve(chosen(x)[0], chosen.noise, targets)
-        solution = torch.linalg.solve_triangular(solved.factor.mT, solved.white, upper=True)[index]
+        solution = torch.linalg.solve_triangular(solved.factor.mT, solved.white, upper=True)
+        weights = count.to(score).log().unsqueeze(1) + score[number].log_softmax(1)  # [K, G]
+        index, scale = (weights - weights.max() > math.log(NEGLIGIBLE)).nonzero(as_tuple=True)
+        log_weights = weights[index, scale].log_softmax(0)
         evidence = torch.logsumexp(solved.evidence[index] + log_weights, 0)
         common = {"log_weights": log_weights, "index": index, "evidence": evidence}
         if targets.labels is not None:
-            gamma = targets.values.new_tensor(GAMMAS)[pairs % score.shape[1]]
-            solution, offset = gamma[:, None, None] * solution, targets.offset.log()
+            gamma, offset = targets.values.new_tensor(GAMMAS)[scale], targets.offset.log()
             return RowsPredictor(chosen, **common, solution=solution, offset=offset, gamma=gamma)
         identity = torch.eye(len(x), dtype=x.dtype).expand_as(solved.factor)
-        root = torch.linalg.solve_triangular(solved.factor, identity, upper=False)[index]
-        amplitude = (solved.amplitude * targets.gain.square())[index]
+        root = torch.linalg.solve_triangular(solved.factor, identity, upper=False)
+        amplitude = solved.amplitude * targets.gain.square()
         known = {"targets": targets.values * targets.gain, "offset": targets.offset, "gain": targets.gain}
         solution = solution * targets.gain
         return RowsPredictor(chosen, **common, **known, solution=solution, root=root, amplitude=amplitude)
@@ -277,6 +279,40 @@ class Rows(Learner):
         own = logits.gather(-1, targets.labels[rows].expand(len(logits), -1).unsqueeze(-1)).squeeze(-1)
         weights = (predictor.log_weights.unsqueeze(1) - own).log_softmax(0)
         return torch.logsumexp(logits + weights.unsqueeze(-1), 0).exp()
+
+
+def prior_of_gamma(gamma: Tensor, *, alone: bool, units: bool = False) -> Tensor:
+    """Log prior of logit scales up to a constant, where each class has one sample (``alone``) or more."""
+    usual = USUAL_OF_UNITS if units else USUAL_ALONE if alone else USUAL_GAMMA
+    breadth = math.log(2) * (1 if alone else BREADTH)
+    return -0.5 * (torch.log(gamma / usual) / breadth).square()
+
+
+def _drawn(score: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Which candidates are drawn, at even steps, by weights whose logarithms are ``score [K]``, and how often each."""
+    weight = score.softmax(0)
+    marks = (torch.arange(count, dtype=weight.dtype) + 0.5) / count
+    found = torch.searchsorted(weight.cumsum(0), marks).clamp_max(len(weight) - 1)
+    return torch.unique_consecutive(found, return_counts=True)
+
+
+def _mixed(x: Tensor, labels: Tensor, seed: int) -> Tensor:
+    """An order of rows ``x [S, d]`` in which classes take turns; it is the same whatever order they came in."""
+    generator = torch.Generator().manual_seed(seed)
+    direction = torch.randn(x.shape[1], generator=generator, dtype=x.dtype)
+    order = labels.argsort(stable=True)
+    order = order[(x[order] @ direction).argsort(stable=True)]
+    order = order[torch.randperm(len(x), generator=generator)]
+    return order[_turn(labels[order], generator).argsort(stable=True)]
+
+
+def _turn(labels: Tensor, generator: torch.Generator) -> Tensor:
+    """``[S]``: how much of its class, as a share, stands before a sample, at random within its own place."""
+    counts = labels.bincount()
+    by_label = labels.argsort(stable=True)
+    rank = torch.empty_like(labels)
+    rank[by_label] = torch.arange(len(labels)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    return (rank + torch.rand(len(labels), generator=generator)) / counts[labels]
 
 
 def _some_rows(targets: Targets, samples: int, seed: int) -> Tensor:
