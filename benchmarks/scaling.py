@@ -49,7 +49,7 @@ FEATURES = 256
 REPEATS, SECONDS = 7, 2.0  # at most so many, or as many as fit into so much CPU time; three at least
 LEAST_REPEATS = 3
 POWERS = np.arange(0.0, 4.01, 0.05)
-FLAT = 1.25  # a curve that grows by less from its first to its last point says nothing of a power
+FLAT = 2.0  # a curve that grows by less from its first to its last point says nothing of a power
 
 
 class Assumed(NamedTuple):

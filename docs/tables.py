@@ -661,7 +661,9 @@ def scaling() -> Rows:
         if name not in first:
             return ["", ""]
         power = one["fits"][name]["power"]
-        return [f"{number(first[name])} to {number(last[name])}", "flat" if power is None else number(power)]
+        flat = power is None or last[name] < 2 * first[name]  # too little to tell a power from
+        ends = [f"{cost:,.0f}" if cost >= 1000 else number(cost) for cost in (first[name], last[name])]
+        return [" to ".join(ends), "flat" if flat else number(power)]
 
     lines = []
     for one in result("scaling")["axes"]:

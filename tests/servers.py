@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 
 import metavrf
+from loopback import needs_loopback
 from metavrf.serve.app import Served, create_app
 from metavrf.serve.command import listen
 from metavrf.serve.models import Curves
@@ -79,6 +80,7 @@ class Server:
 @contextmanager
 def running(served: Served, hosts: tuple[str, ...] = ()) -> Iterator[Server]:
     """A server, until the block ends."""
+    needs_loopback()
     listener = listen("127.0.0.1", 0)
     server = uvicorn.Server(configured(create_app(served, hosts), log_level="critical"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from faults import clients, interface, kills, lines, mutations
+from loopback import needs_loopback
 
 
 def test_changed_files_are_refused_or_make_no_difference(tmp_path: Path) -> None:
@@ -43,6 +44,7 @@ def test_the_interface_is_what_it_says_it_is(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
     if importlib.util.find_spec("schemathesis") is None:
         pytest.skip("Schemathesis is not installed")
+    needs_loopback()
     found = interface.campaign(tmp_path, 5, seed=1)
     assert found["failures"] == 0, found["examples"]
     assert found["cases"] > 50
@@ -51,6 +53,7 @@ def test_the_interface_is_what_it_says_it_is(tmp_path: Path) -> None:
 
 def test_clients_at_once_are_all_answered(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
+    needs_loopback()
     found = clients.campaign(tmp_path, 8, 2.0, pause=0.5)
     assert found["requests"] >= 8
     assert found["errors"] == 0

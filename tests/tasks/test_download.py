@@ -18,6 +18,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
+from loopback import needs_loopback
 from metavrf.errors import UserError
 from metavrf.files import sum_file
 from metavrf.tasks import download
@@ -86,6 +87,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    needs_loopback()
     monkeypatch.setenv("no_proxy", "*")
     server = Server()
     yield server
