@@ -255,7 +255,7 @@ class MixtureHead(nn.Module):
         """:meth:`mean_function` of the support and of the queries, in one go; None for classes."""
         if episodes.way is not None:
             return None, None
-        mean = self.mean_function(torch.cat([episodes.support_x, episodes.query_x], dim=1), q)
+        mean = self.mean_function(episodes.samples(), q)
         support, queries = mean.split([episodes.support_x.shape[1], episodes.query_x.shape[1]], dim=2)
         return support, queries
 

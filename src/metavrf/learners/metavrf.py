@@ -186,7 +186,7 @@ class MetaVRF(KernelLearner):
         "curves": CURVES,
         "classes": CLASSES | {"context": "none", "noise": 0.1},
         "omniglot": {"prototype_weight": 1.0},
-        "mixed": {"components": 128, "combs": 32, "shapes": 16},
+        "mixed": {"combs": 8, "shapes": 16, "iterations": 1000, "validate_every": 500},
         "gp-rbf": GAUSSIAN_PROCESSES,
         "gp-matern": GAUSSIAN_PROCESSES,
         "gp-periodic": PERIODIC_TOO,
@@ -426,7 +426,7 @@ class MetaVRF(KernelLearner):
 
     def _gram(self, episodes: Episodes, q: Spectral, generator: torch.Generator | None) -> tuple[Tensor, Spectral]:
         """K | K̃ ``[K, T, S, S + Q]``, and the kernels repeated where bases were drawn several times."""
-        z = torch.cat([episodes.support_x, episodes.query_x], dim=1)
+        z = episodes.samples()
         kernel = self.kernel(generator).gram(z, q, episodes.support_x.shape[1])
         times = len(kernel) // len(q.mean)
         return kernel, q if times == 1 else q.repeated(times)

@@ -200,6 +200,7 @@ class Trainer:
                 self.learner.initialise(self._first_tasks())
         fabric.to_device(self.learner)  # what was set from tasks, was set on the CPU: the same on every device
         self.optimizer = make_optimizer(config.training, self.learner)
+        self.parameters = list(self.learner.parameters())  # to walk through the modules takes a share of a small step
         weights = None
         if self.resumed:
             self.at, weights = load_checkpoint(
@@ -281,7 +282,7 @@ class Trainer:
             raise UserError(f"training failed at step {self.at.step}: {error}; lower --lr ({hint})") from error
         self.optimizer.zero_grad(set_to_none=True)
         self.fabric.backward(loss * weight)
-        norm = clip_gradients(self.learner, settings.clip)
+        norm = clip_gradients(self.parameters, settings.clip)
         # Two support points that nearly coincide can overflow a gradient: that batch teaches nothing.
         if math.isfinite(norm):
             self.wrapped_optimizer.step()
