@@ -676,7 +676,7 @@ def test_targets_far_from_zero_are_answered_about_their_mean() -> None:
 
 @pytest.mark.parametrize("name", ["candidates", "shapes"])
 def test_kernels_of_a_tasks_own_are_for_functions_whose_weights_are_not_carried(name: str) -> None:
-    own = {name: 4}
+    own: dict[str, Any] = {name: 4}
     with pytest.raises(UserError, match=f"{name} = 4 are kernels of one task"):
         classes(**own)
     with pytest.raises(UserError, match=f"{name} = 4 are kernels of one task"):

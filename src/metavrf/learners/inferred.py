@@ -54,8 +54,8 @@ class Inference:
         q = self.kernels
         comb = None if q.comb is None else geometric(q.comb)
         jump = None if q.jump is None else spread(q.jump)
-        scales = (geometric(value) for value in (q.std, q.amplitude, q.noise))
-        kernels = Spectral(spread(q.mean), *scales, q.log_prior, comb, q.rough, jump)
+        std, amplitude, noise = (geometric(value) for value in (q.std, q.amplitude, q.noise))
+        kernels = Spectral(spread(q.mean), std, amplitude, noise, q.log_prior, comb, q.rough, jump)
         if self.log_weights is None:
             return Inference(kernels)
         mean_weights = self.log_weights.logsumexp(1, keepdim=True) - math.log(tasks)

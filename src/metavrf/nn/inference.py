@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from metavrf.episodes import Episodes
 from metavrf.nn.mlp import GaussianMLP
@@ -224,36 +223,6 @@ def laplace_attention(query: Tensor, keys: Tensor) -> Tensor:
 
 def gaussian_kl(mean: Tensor, log_variance: Tensor, other_mean: Tensor, other_log_variance: Tensor) -> Tensor:
     """KL[N(mean, e^log_variance) ‖ N(other_mean, e^other_log_variance)], summed over the last axis."""
-    divergence: Tensor = _GaussianKL.apply(mean, log_variance, other_mean, other_log_variance)
-    return divergence
-
-
-def plain_kl(mean: Tensor, log_variance: Tensor, other_mean: Tensor, other_log_variance: Tensor) -> Tensor:
-    """:func:`gaussian_kl` with the gradient that PyTorch derives: what the tests and the benchmark compare it with."""
     squares = torch.exp(log_variance) + (mean - other_mean).square()
     terms = torch.addcmul(other_log_variance, squares, torch.exp(-other_log_variance))
     return 0.5 * (terms.sum(-1) - (log_variance + 1).sum(-1))
-
-
-class _GaussianKL(torch.autograd.Function):
-    """½ Σ (log v' + s/v' - log v - 1) with s = v + (μ - μ')², for variances v of the one and v' of the other."""
-
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, log_variance: Tensor, other_mean: Tensor, other_log_variance: Tensor) -> Tensor:
-        variance, apart = log_variance.exp(), mean - other_mean
-        squares = torch.addcmul(variance, apart, apart)
-        precision = other_log_variance.neg().exp_()
-        ctx.save_for_backward(variance, apart, squares, precision)
-        terms = torch.addcmul(other_log_variance, squares, precision)
-        return terms.sum(-1).sub_((log_variance + 1).sum(-1)).mul_(0.5)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        variance, apart, squares, precision = ctx.saved_tensors
-        gradient = gradient.unsqueeze(-1)
-        weighed = precision * gradient
-        by_mean = apart.mul(weighed)
-        of_variance = (variance * weighed - gradient).mul_(0.5).sum_to_size(variance.shape)
-        of_other = (gradient - squares.mul_(weighed)).mul_(0.5)
-        return by_mean.sum_to_size(variance.shape), of_variance, by_mean.neg(), of_other

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 LOG_VARIANCE_BOUND = 6.0  # a soft bound: σ stays between 0.05 and 20, and its exponential finite
 
@@ -70,48 +68,8 @@ class GaussianMLP(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance, each ``[..., outputs]``, of ``x [..., inputs]``."""
-        layers = (*self.weights._parameters.values(), *self.biases._parameters.values())
-        if torch.is_grad_enabled():
-            mean, log_variance = _Gaussian.apply(x.reshape(-1, x.shape[-1]), *layers)
-            return mean.view(*x.shape[:-1], -1), log_variance.view(*x.shape[:-1], -1)
-        return self.plainly(x)
-
-    def plainly(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """:meth:`forward` with the gradient that PyTorch derives."""
         hidden = x.reshape(1, -1, x.shape[-1]).expand(2, -1, -1)
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             hidden = torch.baddbmm(bias, F.elu(hidden) if layer else hidden, weight)
         mean, log_variance = hidden.unflatten(1, x.shape[:-1])
         return mean, LOG_VARIANCE_BOUND * torch.tanh(log_variance / LOG_VARIANCE_BOUND)
-
-
-class _Gaussian(torch.autograd.Function):
-    """The two networks of :class:`GaussianMLP` on ``x [N, inputs]``, in fewer operations than derived."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *layers: Tensor) -> tuple[Tensor, Tensor]:
-        first, second, third, *biases = layers
-        inner = F.elu(torch.baddbmm(biases[0], x.expand(2, -1, -1), first))
-        outer = F.elu(torch.baddbmm(biases[1], inner, second))
-        mean, log_variance = torch.baddbmm(biases[2], outer, third).unbind()
-        bounded = torch.tanh(log_variance / LOG_VARIANCE_BOUND)
-        ctx.save_for_backward(x, first, second, third, inner, outer, bounded)
-        return mean, LOG_VARIANCE_BOUND * bounded
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, mean: Tensor, log_variance: Tensor) -> tuple[Tensor | None, ...]:
-        x, first, second, third, inner, outer, bounded = ctx.saved_tensors
-        by_third = torch.stack([mean, torch.ops.aten.tanh_backward(log_variance, bounded)])  # [2, N, outputs]
-        by_second = _elu_backward(torch.bmm(by_third, third.mT), outer)
-        by_first = _elu_backward(torch.bmm(by_second, second.mT), inner)
-        of_x = torch.bmm(by_first, first.mT).sum(0) if ctx.needs_input_grad[0] else None
-        pairs = ((x.expand(2, -1, -1), by_first), (inner, by_second), (outer, by_third))
-        of_weights = (torch.bmm(seen.mT, by) for seen, by in pairs)
-        of_biases = (by.sum(1, keepdim=True) for _, by in pairs)
-        return of_x, *of_weights, *of_biases
-
-
-def _elu_backward(gradient: Tensor, result: Tensor) -> Tensor:
-    found: Tensor = torch.ops.aten.elu_backward(gradient, 1, 1, 1, True, result)
-    return found
