@@ -43,6 +43,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"combs": 2},
     {"moves": False, "rough": 2},
     {"moves": False, "rough": 2, "combs": 1, "candidates": 8},
+    {"moves": False, "rough": 1, "combs": 1, "shapes": 3},
     {"context": "lstm"},
     {"context": "bilstm", "context_inputs": "x"},
     {"context": "lstm", "context_size": 8, "combs": 2, "rough": 1},
@@ -98,7 +99,7 @@ def curves(*, length: int = 1, embedding: MLP | Raw | None = None, **settings: A
     defaults: dict[str, Any] = {"components": 6, "train_kernel": "exact", "context": "none", "context_inputs": "xy"}
     merged = MetaVRFSettings(**{**defaults, "noise": 0.1, "kl_weight": 0.0, **settings})
     if embedding is None:  # combs have high frequencies, to which the rounding of features would matter
-        embedding = Raw(1) if merged.combs or merged.candidates else MLP((1, 12, FEATURES))
+        embedding = Raw(1) if merged.combs or merged.candidates or merged.shapes else MLP((1, 12, FEATURES))
     model = MetaVRF(embedding, TaskSpec(stream=length), merged)
     model.initialise(sine(40, 6, seed=1))
     return vary(model).eval()
@@ -673,13 +674,15 @@ def test_targets_far_from_zero_are_answered_about_their_mean() -> None:
 # Kernels of a task's own
 
 
-def test_candidates_are_for_functions_whose_weights_are_not_carried() -> None:
-    with pytest.raises(UserError, match="candidates = 4 are kernels of one task"):
-        classes(candidates=4)
-    with pytest.raises(UserError, match="candidates = 4 are kernels of one task"):
-        curves(candidates=4, context="bayes", length=3)
+@pytest.mark.parametrize("name", ["candidates", "shapes"])
+def test_kernels_of_a_tasks_own_are_for_functions_whose_weights_are_not_carried(name: str) -> None:
+    own: dict[str, Any] = {name: 4}
+    with pytest.raises(UserError, match=f"{name} = 4 are kernels of one task"):
+        classes(**own)
+    with pytest.raises(UserError, match=f"{name} = 4 are kernels of one task"):
+        curves(**own, context="bayes", length=3)
     with pytest.raises(UserError, match="beside --components of 2 or more"):
-        curves(candidates=4, components=1)
+        curves(**own, components=1)
 
 
 def test_candidates_come_after_the_learned_kernels_and_repeat_themselves() -> None:
@@ -690,6 +693,28 @@ def test_candidates_come_after_the_learned_kernels_and_repeat_themselves() -> No
     assert (q.std[6:] == 0).all()
     assert not torch.equal(q.mean[6:, 0], q.mean[6:, 1])  # each task's own
     assert torch.equal(q.mean[:6, 0], q.mean[:6, 1])
+
+
+def test_shapes_come_before_the_learned_kernels_and_jump() -> None:
+    model = curves(shapes=4, moves=False)
+    q = model.infer(model.placed(model.embedded(sine()))[0])
+    assert q.mean.shape == (3 * 4 + 6, 5, 1)
+    assert q.jumping == 8
+    assert torch.equal(q.mean[12:, 0], q.mean[12:, 1]) and not torch.equal(q.mean[:12, 0], q.mean[:12, 1])
+
+
+def test_shapes_tell_saw_teeth_and_steps_from_few_points() -> None:
+    errors = []
+    episodes = family("mixed").sample(150, 8, 40, stream(3, "test"))
+    assert episodes.query_y is not None
+    for shapes in (0, 16):
+        settings = MetaVRFSettings(
+            components=16, train_kernel="exact", context="none", moves=False, noise=1e-3, shapes=shapes
+        )
+        model = MetaVRF(Raw(1), TaskSpec(), settings)
+        model.initialise(family("mixed").sample(50, 8, 5, stream(4, "train")))
+        errors.append((model.predict(episodes).mean - episodes.query_y).square().mean().item())
+    assert errors[1] < 0.7 * errors[0]
 
 
 def test_a_rough_kernels_weight_is_kept_from_falling_to_nothing() -> None:

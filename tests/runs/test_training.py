@@ -340,7 +340,7 @@ def test_gradients_are_clipped_by_their_joint_norm(limit: float, scale: float) -
     for parameter, gradient in zip(learner.parameters(), gradients, strict=True):
         parameter.grad = gradient.clone()
     joint = math.sqrt(sum(gradient.square().sum().item() for gradient in gradients))
-    assert clip_gradients(learner, limit) == pytest.approx(joint, rel=1e-5)
+    assert clip_gradients(list(learner.parameters()), limit) == pytest.approx(joint, rel=1e-5)
     for parameter, gradient in zip(learner.parameters(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, gradient * (scale / joint if limit == 0.5 else scale))
 

@@ -12,6 +12,9 @@ the periodic kernel, which fades over 1/σ. κ is how many harmonics count. A *r
 Gaussian: ω - μ is Student's t of 5 degrees of freedom, whose kernel is Matérn's of smoothness 5/2,
 
     k(z, z') = cos(μᵀΔ) · (1 + r + r²/3)·e⁻ʳ,      r = √5·‖σ ⊙ Δ‖.
+
+A kernel that *jumps* has no spectrum: it is r(z)·r(z') + l, where r falls from 1 to -1 at every multiple of 2π of
+μᵀz + b and rises evenly between. With l = 0 its functions are saw teeth, with l = 1 and a μ close to 0 they are steps.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -42,6 +46,8 @@ class Spectral(NamedTuple):
         log_prior: ``[M, T]``, log π, up to a constant.
         comb: ``[P, T]``, κ of the last P kernels, which are combs; or None.
         rough: ``[M, T]``, which kernels are rough, the same ones of every task; or None.
+        jump: ``[M, T, 2]``, b and l of kernels that jump, which come first, the same ones of every task; l = -1 of all
+            others; or None.
     """
 
     mean: Tensor
@@ -51,6 +57,7 @@ class Spectral(NamedTuple):
     log_prior: Tensor
     comb: Tensor | None = None
     rough: Tensor | None = None
+    jump: Tensor | None = None
 
     def repeated(self, times: int) -> Spectral:
         """The same kernels ``times`` over, for as many draws of bases."""
@@ -64,17 +71,40 @@ class Spectral(NamedTuple):
         comb = None if self.comb is None or not len(combs) else self.comb[combs]
         mean, std, amplitude, noise, log_prior = (value[kernels] for value in self[:5])
         rough = None if self.rough is None else self.rough[kernels]
-        return Spectral(mean, std, amplitude, noise, log_prior, comb, rough)
+        jump = None if self.jump is None else self.jump[kernels]
+        return Spectral(mean, std, amplitude, noise, log_prior, comb, rough, jump)
 
     def joined(self, more: Spectral) -> Spectral:
-        """These kernels, of which none is drawn several times, and ``more``, which are all combs."""
-        assert more.comb is not None
+        """These kernels, then ``more``; none is drawn several times.
+
+        Combs must come last and those that jump first: where these have combs, ``more`` are combs, and none of them
+        jumps.
+        """
+        assert more.jump is None and (self.comb is None or (more.comb is not None and len(more.comb) == len(more.mean)))
         pairs = zip(self[:5], more[:5], strict=True)
         mean, std, amplitude, noise, log_prior = (torch.cat(pair) for pair in pairs)
-        comb = more.comb if self.comb is None else torch.cat([self.comb, more.comb])
-        smooth = torch.zeros_like(more.comb, dtype=torch.bool)
-        rough = None if self.rough is None else torch.cat([self.rough, smooth])
-        return Spectral(mean, std, amplitude, noise, log_prior, comb, rough)
+        combs = [q.comb for q in (self, more) if q.comb is not None]
+        rough = jump = None
+        if self.rough is not None or more.rough is not None:
+            smooth = (torch.zeros_like(q.amplitude, dtype=torch.bool) for q in (self, more))
+            rough = torch.cat([s if q.rough is None else q.rough for q, s in zip((self, more), smooth, strict=True)])
+        if self.jump is not None:
+            jump = F.pad(self.jump, (0, 0, 0, 0, 0, len(more.mean)), value=-1.0)
+        return Spectral(mean, std, amplitude, noise, log_prior, torch.cat(combs) if combs else None, rough, jump)
+
+    @property
+    def jumping(self) -> int:
+        """How many kernels jump: the first."""
+        return 0 if self.jump is None else int((self.jump[:, 0, 1] >= 0).sum())
+
+    def parted(self) -> tuple[Spectral, Spectral]:
+        """The kernels that jump, and the others."""
+        count = self.jumping
+        first, others = (
+            Spectral(*(None if value is None else value[part] for value in self._replace(comb=None)))  # type: ignore[arg-type]
+            for part in (slice(count), slice(count, None))
+        )
+        return first._replace(rough=None), others._replace(comb=self.comb, jump=None)
 
     def rough_ones(self) -> Tensor | None:
         """The numbers of the rough kernels; None where there are none."""
@@ -99,6 +129,11 @@ class Exact:
 
     def gram(self, z: Tensor, q: Spectral, support: int) -> Tensor:
         """See :class:`Kernel`. K is M. In double precision: λ may be far below what single precision resolves."""
+        if q.jumping:
+            jumping, others = q.parted()
+            r, level = ramps(z, jumping)
+            products = r[:, :, :support, None] * r[:, :, None] + level[..., None]
+            return torch.cat([products, self.gram(z, others, support)])
         comb = None if q.comb is None else q.comb.double()
         tasks, points, _ = z.shape
         room = 24 * len(q.mean) * tasks * support * points
@@ -108,6 +143,11 @@ class Exact:
 
     def cross(self, z: Tensor, support: Tensor, q: Spectral) -> Tensor:
         """K̃ ``[M, S, N]`` of one task, for ``z [N, d]`` and ``support [S, d]``; without gradients."""
+        if q.jumping:
+            jumping, others = q.parted()
+            (asked, level), (told, _) = (ramps(values.unsqueeze(0), jumping) for values in (z, support))
+            products = told.squeeze(1).unsqueeze(-1) * asked + level
+            return torch.cat([products, self.cross(z, support, others)])
         shift = q.mean[:, 0].double() @ (support.unsqueeze(1) - z).double().flatten(0, 1).mT  # [M, S·N]
         distance = q.std[:, 0].double().square() @ (support.unsqueeze(1) - z).double().square().flatten(0, 1).mT
         cosine = shift.cos()
@@ -115,6 +155,27 @@ class Exact:
             peaks = len(cosine) - len(q.comb)
             cosine = torch.cat([cosine[:peaks], torch.exp(q.comb.double() * (cosine[peaks:] - 1))])
         return (cosine * _envelope(distance, q)).unflatten(1, (len(support), -1))
+
+
+def sawtooth(angle: Tensor) -> Tensor:
+    """From -1 up to 1 over every 2π, and then down at once."""
+    turns = angle / (2 * math.pi)
+    return 2 * (turns - turns.floor()) - 1
+
+
+def ramps(z: Tensor, q: Spectral) -> tuple[Tensor, Tensor]:
+    """r(z) ``[M, T, N]`` of kernels that jump, for ``z [T, N, d]``, and l ``[M, T, 1]``, in double precision."""
+    assert q.jump is not None
+    offset, level = q.jump.double().unsqueeze(-2).unbind(-1)
+    return sawtooth(torch.einsum("tnd,mtd->mtn", z.double(), q.mean.double()) + offset), level
+
+
+def diagonal(z: Tensor, q: Spectral) -> Tensor | float:
+    """k(z, z) under each kernel, ``[M, T, N]`` of ``z [T, N, d]``; 1 for all where none jumps."""
+    if q.jump is None:
+        return 1.0
+    r, level = ramps(z, q)
+    return torch.where(level >= 0, r.square() + level, 1.0)
 
 
 def plain_gram(z: Tensor, q: Spectral, support: int) -> Tensor:
@@ -223,6 +284,13 @@ class RandomFeatures:
     def features(self, z: Tensor, q: Spectral) -> Tensor:
         """φ ``[L·M, T, N, D]``."""
         q = q._replace(mean=q.mean.to(z), std=q.std.to(z))  # those that a context places are in double precision
+        if q.jumping:
+            jumping, others = q.parted()
+            r, level = ramps(z, jumping)
+            own = torch.stack([r, level.sqrt().expand_as(r)], dim=-1).to(z)
+            phi = self.features(z, others).unflatten(0, (-1, len(others.mean)))
+            own = F.pad(own, (0, phi.shape[-1] - 2)).expand(len(phi), *own.shape[:3], -1)
+            return torch.cat([own, phi], dim=1).flatten(0, 1)
         rough = q.rough_ones()
         if rough is not None:
             phi = self.features(z, q._replace(rough=None)).unflatten(0, (-1, len(q.mean)))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from metavrf.episodes import Episodes
 from metavrf.kernels.mixing import mix
 from metavrf.kernels.random_features import explicit_features
-from metavrf.kernels.spectral import Exact, Spectral
+from metavrf.kernels.spectral import Exact, Spectral, diagonal
 
 if TYPE_CHECKING:
     from metavrf.learners.base import Learner
@@ -49,7 +49,7 @@ class MixtureSolution(NamedTuple):
         log_weights: ``[M]``.
         support: ``[S, d]``, as the kernels take it.
         solution: α ``[M, S, p]``, with the scale of logits.
-        root: R ``[M, S, S]`` with 1 - ‖Rk̃‖² the variance of unit amplitude; None for classes, like what follows.
+        root: R ``[M, S, S]`` with k(x, x) - ‖Rk̃‖² the variance of unit amplitude; None for classes, like what follows.
         noise: λ/a² ``[M]``.
         finish: adds the mean function and the tails of the likelihood.
     """
@@ -102,7 +102,9 @@ class AdaptedMixture(Answering):
         if solved.root is None or solved.noise is None or solved.finish is None:
             mean, _ = mix(samples, None, weights)
             return (mean[0].float() / self.temperature).softmax(-1)
-        process = (1 - (solved.root @ cross).square().sum(-2)).clamp_min(0)  # [M, N]
+        alone = diagonal(z.unsqueeze(0), solved.kernels)
+        alone = alone if isinstance(alone, float) else alone.squeeze(1)
+        process = (alone - (solved.root @ cross).square().sum(-2)).clamp_min(0)  # [M, N]
         variance = solved.kernels.amplitude * (process + solved.noise.unsqueeze(-1))
         mean, std = mix(*solved.finish(z, samples, variance[:, None, :, None].expand_as(samples)))
         assert std is not None

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from metavrf.episodes import Episodes
 from metavrf.kernels import ridge
 from metavrf.kernels.mixing import log_density, mix, tailed, tailed_log_density
-from metavrf.kernels.spectral import Spectral
+from metavrf.kernels.spectral import Spectral, diagonal
 from metavrf.learners.adapted import Explicit, MixtureSolution
 from metavrf.prediction import Prediction
 
@@ -209,14 +209,15 @@ class MixtureHead(nn.Module):
         gamma: float,
         evidence: str = "marginal",
         tried: int = 0,
+        shapes: int = 0,
         noisy: bool = False,
     ) -> None:
-        """``tried`` is how many kernels of a task's own come after the ``components`` learned ones.
+        """``tried`` is how many kernels of a task's own come after the ``components`` learned ones, ``shapes`` before.
 
         ``noisy`` says that observations have noise to speak of: then likelihoods start with hardly any tails.
         """
         super().__init__()
-        self.by_evidence, self.tried = evidence, tried
+        self.by_evidence, self.tried, self.shapes = evidence, tried, shapes
         if targets is None:
             self.log_gamma = nn.Parameter(torch.full((components, 1, 1, 1), math.log(gamma)))  # each its own
         else:
@@ -246,13 +247,15 @@ class MixtureHead(nn.Module):
 
     def own_waves(self) -> Tensor:
         """Of each kernel; those of a task's own have none."""
-        return F.pad(self.waves, (0, 0) * 3 + (0, self.tried)) if self.tried else self.waves
+        if not self.tried and not self.shapes:
+            return self.waves
+        return F.pad(self.waves, (0, 0) * 3 + (self.shapes, self.tried))
 
     def mean_functions(self, q: Spectral, episodes: Episodes) -> tuple[Tensor | None, Tensor | None]:
         """:meth:`mean_function` of the support and of the queries, in one go; None for classes."""
         if episodes.way is not None:
             return None, None
-        mean = self.mean_function(torch.cat([episodes.support_x, episodes.query_x], dim=1), q)
+        mean = self.mean_function(episodes.samples(), q)
         support, queries = mean.split([episodes.support_x.shape[1], episodes.query_x.shape[1]], dim=2)
         return support, queries
 
@@ -264,7 +267,7 @@ class MixtureHead(nn.Module):
         kernel, targets = weighed(kernel.double(), episodes)
         if episodes.way is None:
             targets = targets - (self.mean_function(episodes.support_x, q) if at_support is None else at_support)
-        return ridge.solve(kernel, targets, self.noise(q))
+        return ridge.solve(kernel, targets, self.noise(q), diagonal(episodes.query_x, q))
 
     def scaled(self, fit: Tensor) -> Tensor:
         """γ·fit ``[K, T, N, C]``, γ each kernel's own; of fewer kernels than there are, they are the last."""
@@ -345,7 +348,7 @@ class MixtureHead(nn.Module):
             gamma = self.log_gamma[kept, 0].exp()
             return MixtureSolution(q.of(kept), weights, support, gamma * solution, None, None, None)
         head = copy.deepcopy(self)  # what is folded neither changes with the learner nor keeps it alive
-        head.waves, head.tried = nn.Parameter(self.own_waves()[kept]), 0
+        head.waves, head.tried, head.shapes = nn.Parameter(self.own_waves()[kept]), 0, 0
         finish = functools.partial(head.finished, q=q.of(kept), weights=weights.unsqueeze(1), samples=len(support))
         return MixtureSolution(q.of(kept), weights, support, solution, root, noise[kept, 0], finish)
 

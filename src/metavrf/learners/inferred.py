@@ -53,9 +53,9 @@ class Inference:
 
         q = self.kernels
         comb = None if q.comb is None else geometric(q.comb)
-        kernels = Spectral(
-            spread(q.mean), geometric(q.std), geometric(q.amplitude), geometric(q.noise), q.log_prior, comb, q.rough
-        )
+        jump = None if q.jump is None else spread(q.jump)
+        std, amplitude, noise = (geometric(value) for value in (q.std, q.amplitude, q.noise))
+        kernels = Spectral(spread(q.mean), std, amplitude, noise, q.log_prior, comb, q.rough, jump)
         if self.log_weights is None:
             return Inference(kernels)
         mean_weights = self.log_weights.logsumexp(1, keepdim=True) - math.log(tasks)

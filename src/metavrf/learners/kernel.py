@@ -198,7 +198,7 @@ class KernelLearner(Learner):
     def regress(self, episodes: Episodes, q: Spectral, generator: torch.Generator | None) -> Prediction:
         """Steps 6 to 8 on rescaled features with one kernel per task: bases, kernel, ridge."""
         assert not isinstance(self.head, MixtureHead)
-        z = torch.cat([episodes.support_x, episodes.query_x], dim=1)
+        z = episodes.samples()
         kernel = self.kernel(generator)
         if isinstance(kernel, RandomFeatures):
             return self.head(kernel.features(z, q), episodes)

@@ -23,6 +23,7 @@ from metavrf.kernels import ridge
 from metavrf.kernels.mixing import log_weights
 from metavrf.kernels.ridge import Fit
 from metavrf.kernels.search import Combs, search
+from metavrf.kernels.shapes import KINDS, Shapes, search_shapes
 from metavrf.kernels.spectral import Exact, Spectral
 from metavrf.learners.adapted import AdaptedMixture
 from metavrf.learners.head import MixtureHead
@@ -43,6 +44,7 @@ from metavrf.nn.inference import Carry, Context, Memory, Prior, TaskSummary, gau
 from metavrf.nn.mixture import Mixture, MixturePosterior
 from metavrf.nn.mlp import GaussianMLP
 from metavrf.nn.recall import OWN, Recall
+from metavrf.nn.shapes import ShapePrior
 from metavrf.prediction import Prediction
 from metavrf.settings import Count, Natural, NotNegative, Positive, added
 
@@ -76,6 +78,9 @@ class MetaVRFSettings(KernelSettings):
     candidates: Natural = 0
     """Periodic kernels of each task's own, beside these: this many are kept of over a thousand that are tried, from
     coarse to fine. For functions whose period matters to a thousandth."""
+    shapes: Natural = added(0, before=0)
+    """Kernels of each task's own that stand for waves, for ramps that repeat and for steps: this many of each are kept
+    of thousands that are tried. For functions that jump, or whose frequency matters to a hundredth."""
     moves: bool = True
     """Move the kernels by what a network infers from the support, beside weighing them (with 2 kernels or more)."""
     evidence: Literal["marginal", "leave-one-out"] = "marginal"
@@ -181,7 +186,7 @@ class MetaVRF(KernelLearner):
         "curves": CURVES,
         "classes": CLASSES | {"context": "none", "noise": 0.1},
         "omniglot": {"prototype_weight": 1.0},
-        "mixed": {"components": 128, "combs": 32},
+        "mixed": {"combs": 8, "shapes": 16, "iterations": 1000, "validate_every": 500},
         "gp-rbf": GAUSSIAN_PROCESSES,
         "gp-matern": GAUSSIAN_PROCESSES,
         "gp-periodic": PERIODIC_TOO,
@@ -199,6 +204,7 @@ class MetaVRF(KernelLearner):
             "guards": 0,
             "rough": 0,
             "candidates": 0,
+            "shapes": 0,
             "kl_weight": 1.0,
             "prototype_weight": 0.0,
         }
@@ -222,9 +228,10 @@ class MetaVRF(KernelLearner):
             self.posterior: GaussianMLP | MixturePosterior = GaussianMLP(
                 self.context.size, features, features, alike=not labels
             )
-            self.carry = self.combs = self.recall = None
-            if settings.candidates:
-                raise UserError(f"candidates = {settings.candidates} are weighed beside --components of 2 or more")
+            self.carry = self.combs = self.shapes = self.recall = None
+            for name in ("candidates", "shapes"):
+                if count := getattr(settings, name):
+                    raise UserError(f"{name} = {count} are weighed beside --components of 2 or more")
             return
         self.recall = Recall(settings.context, settings.components, settings.context_size) if recalls else None
         self.head = MixtureHead(
@@ -234,6 +241,7 @@ class MetaVRF(KernelLearner):
             gamma=settings.gamma,
             evidence=settings.evidence,
             tried=settings.candidates,
+            shapes=len(KINDS) * settings.shapes,
             noisy=settings.noise >= NOISY,
         )
         self.log_power = nn.Parameter(torch.zeros(()))  # log τ
@@ -251,11 +259,13 @@ class MetaVRF(KernelLearner):
         self.carry = Carry(learned=recurrent) if carries and not recalls else None
         self.components = settings.components
         self.combs = CombPrior(features) if settings.candidates else None
-        if self.combs is not None and (targets is None or carries or recalls):
-            raise UserError(
-                f"candidates = {settings.candidates} are kernels of one task of a function: leave them out for classes "
-                "and where weights are carried from task to task"
-            )
+        self.shapes = ShapePrior(features) if settings.shapes else None
+        for name in ("candidates", "shapes"):
+            if (count := getattr(settings, name)) and (targets is None or carries or recalls):
+                raise UserError(
+                    f"{name} = {count} are kernels of one task of a function: leave them out for classes and where "
+                    "weights are carried from task to task"
+                )
 
     @classmethod
     def arranged(cls, config: Any, asked: Mapping[str, Any]) -> Any:
@@ -279,9 +289,15 @@ class MetaVRF(KernelLearner):
         super().initialise(episodes)
         if isinstance(self.posterior, MixturePosterior):
             spread(self, self.posterior, episodes)
-            omega = None if self.combs is None else self.even_phase(episodes)
-            if self.combs is not None and omega is not None:
-                self.combs.start_at(omega, float(episodes.support_y.square().mean()), self.settings.noise)
+            omega = self.even_phase(episodes) if self.combs is not None or self.shapes is not None else None
+            if omega is None:
+                return
+            amplitude = float(episodes.support_y.square().mean())
+            if self.combs is not None:
+                self.combs.start_at(omega, amplitude, self.settings.noise)
+            if self.shapes is not None:
+                phase = self.rescale(self.embedding(episodes.support_x)) @ omega
+                self.shapes.start_at(omega, phase, amplitude, self.settings.noise)
         elif episodes.way is None and self.settings.aligned and self.settings.context_inputs == "x":
             omega = self.even_phase(episodes)
             if omega is not None:
@@ -326,7 +342,7 @@ class MetaVRF(KernelLearner):
         if self.recall is not None:
             mixture, state = self.recall(mixture, self._evidence(episodes, mixture), memory, episodes.stream)
         q = Spectral(*mixture[:7])
-        q = q if self.combs is None else self._with_combs(q, episodes)
+        q = q if self.combs is None and self.shapes is None else self._with_own(q, episodes)
         return q if self.training or episodes.way is not None else _doubted(q, episodes), state, mixture.inferred
 
     def _evidence(self, episodes: Episodes, mixture: Mixture) -> Tensor:
@@ -336,17 +352,26 @@ class MetaVRF(KernelLearner):
         gram = Exact().gram(task.support_x, q, task.support_x.shape[1])
         return self.log_power.exp() * self.head.evidence(self.head.fit(gram, q, task), q, gram, task)
 
-    def _with_combs(self, q: Spectral, episodes: Episodes) -> Spectral:
-        """The kernels, and after them the periodic ones that were found for each task; see ``kernels/search.py``.
+    def _with_own(self, q: Spectral, episodes: Episodes) -> Spectral:
+        """The kernels, after them the periodic ones and before them the shapes that were found for each task.
 
-        Gradients reach what all tasks share of the latter, not their frequencies.
+        See ``kernels/search.py`` and ``kernels/shapes.py``. Gradients reach what all tasks share of them, not their
+        frequencies.
         """
-        assert self.combs is not None and isinstance(self.head, MixtureHead)
-        combs = Combs(*self.combs(torch.logsumexp(q.log_prior[:, 0], 0)))
+        assert isinstance(self.head, MixtureHead)
+        log_others = torch.logsumexp(q.log_prior[:, 0], 0)
         residual = (episodes.support_y - self.head.line(episodes.support_x)).double()
-        phase = (episodes.support_x @ self.combs.direction).double()  # [T, S]
-        kept = search(phase, residual, combs, self.settings.candidates)
-        return q.joined(combs.of(kept, self.combs.direction))
+        if self.combs is not None:
+            combs = Combs(*self.combs(log_others))
+            phase = (episodes.support_x @ self.combs.direction).double()  # [T, S]
+            kept = search(phase, residual, combs, self.settings.candidates)
+            q = q.joined(combs.of(kept, self.combs.direction))
+        if self.shapes is not None:
+            shapes = Shapes(*self.shapes(log_others))
+            phase = (episodes.support_x @ self.shapes.direction).double()
+            found = search_shapes(phase, residual, shapes, self.settings.shapes)
+            q = shapes.of(found, self.shapes.direction).joined(q)
+        return q
 
     def solve(
         self, episodes: Episodes, memory: Memory | None = None, generator: torch.Generator | None = None
@@ -401,7 +426,7 @@ class MetaVRF(KernelLearner):
 
     def _gram(self, episodes: Episodes, q: Spectral, generator: torch.Generator | None) -> tuple[Tensor, Spectral]:
         """K | K̃ ``[K, T, S, S + Q]``, and the kernels repeated where bases were drawn several times."""
-        z = torch.cat([episodes.support_x, episodes.query_x], dim=1)
+        z = episodes.samples()
         kernel = self.kernel(generator).gram(z, q, episodes.support_x.shape[1])
         times = len(kernel) // len(q.mean)
         return kernel, q if times == 1 else q.repeated(times)

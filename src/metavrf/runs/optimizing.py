@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from metavrf.config import TrainingSettings
 
@@ -34,9 +35,9 @@ def moments(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     return ("momentum_buffer",) if isinstance(optimizer, torch.optim.SGD) else ("step", "exp_avg", "exp_avg_sq")
 
 
-def clip_gradients(module: nn.Module, limit: float) -> float:
+def clip_gradients(parameters: Sequence[Tensor], limit: float) -> float:
     """Scale all gradients so that their joint norm is at most ``limit``, unless that is 0; returns the norm before."""
-    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.stack(torch._foreach_norm(gradients)).norm().item()
     if limit and norm > limit:
         torch._foreach_mul_(gradients, limit / norm)

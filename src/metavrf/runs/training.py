@@ -200,6 +200,7 @@ class Trainer:
                 self.learner.initialise(self._first_tasks())
         fabric.to_device(self.learner)  # what was set from tasks, was set on the CPU: the same on every device
         self.optimizer = make_optimizer(config.training, self.learner)
+        self.parameters = list(self.learner.parameters())  # to walk through the modules takes a share of a small step
         weights = None
         if self.resumed:
             self.at, weights = load_checkpoint(
@@ -262,6 +263,7 @@ class Trainer:
         settings = self.config.training
         episodes = self.tasks_of(self.at.step)
         shard = episodes.share(self.fabric.global_rank, self.fabric.world_size).to(self.fabric.device)
+        alone = self.fabric.world_size == 1  # then what wraps model and optimiser would only take its share of a step
         # DDP averages over processes; this weight makes it the mean over tasks even if shards differ in size.
         weight = shard.tasks * self.fabric.world_size / episodes.tasks
         for group in self.optimizer.param_groups:
@@ -280,11 +282,14 @@ class Trainer:
             hint = f"the last checkpoint in {self.run.path} is kept" if saved else "there is no checkpoint yet"
             raise UserError(f"training failed at step {self.at.step}: {error}; lower --lr ({hint})") from error
         self.optimizer.zero_grad(set_to_none=True)
-        self.fabric.backward(loss * weight)
-        norm = clip_gradients(self.learner, settings.clip)
+        if alone:
+            loss.backward()
+        else:
+            self.fabric.backward(loss * weight)
+        norm = clip_gradients(self.parameters, settings.clip)
         # Two support points that nearly coincide can overflow a gradient: that batch teaches nothing.
         if math.isfinite(norm):
-            self.wrapped_optimizer.step()
+            (self.optimizer if alone else self.wrapped_optimizer).step()
         self.learner.remember(prediction)
         self.at.step += 1
         return {"loss": loss.detach(), **{name: term.detach() for name, term in prediction.terms.items()}}

@@ -182,7 +182,7 @@ def mixture_table() -> Study:
     baselines = {row: {**options, "iterations": 2000, **ONE_SHOT} for row, options in plain.items()}
     inferred: Options = {**ONE_KERNEL, "context": "none", "context_inputs": "xy"}
     cells = on_functions("sine", {many: {}, one: inferred, **baselines}, (5,), "sine, ", tasks=1000)
-    rows: dict[str, Options] = {many: {"iterations": 6000}, one: inferred, **baselines}
+    rows: dict[str, Options] = {many: {}, one: inferred, **baselines}
     cells += on_functions("mixed", rows, (5, 10), "mixed, ", tasks=1000)
     cells += known("mixed", (5, 10), FITTED, at="mixed, ", tasks=200)
     for task, short in SHORT.items():
