@@ -35,7 +35,7 @@ from metavrf.nn.normalisation import Normalisation
 from metavrf.protocol import INDUCTIVE, Protocol
 from metavrf.settings import Count, Positive
 
-GAIN = 10.0  # of the map from the context to the scales of features, at the start and an inner learning rate of 1
+GAIN = 5.0  # of the map from the context to the scales of features, at the start and an inner learning rate of 1
 
 
 @dataclass(frozen=True)
