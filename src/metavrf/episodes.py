@@ -127,16 +127,8 @@ class Episodes:
         return members @ z / members.sum(-1, keepdim=True).clamp_min(1)
 
     def samples(self) -> Tensor:
-        """Inputs of support and query together, ``[T, S + Q, ...]``; where they are parts of one tensor, that one."""
-        support, query = self.support_x, self.query_x
-        whole = support._base
-        if whole is not None and whole is query._base and whole.stride() == support.stride() == query.stride():
-            after = whole.storage_offset() + support.shape[1] * whole.stride(1)
-            shape = (support.shape[0], support.shape[1] + query.shape[1], *support.shape[2:])
-            starts = (support.storage_offset(), query.storage_offset())
-            if whole.shape == shape and starts == (whole.storage_offset(), after):
-                return whole
-        return torch.cat([support, query], dim=1)
+        """Inputs of support and query together, ``[T, S + Q, ...]``."""
+        return torch.cat([self.support_x, self.query_x], dim=1)
 
     def embedded(self, embedding: Callable[[Tensor], Tensor]) -> Episodes:
         """The same tasks with inputs replaced by their features; support and query share the embedding."""

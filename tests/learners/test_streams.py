@@ -36,7 +36,7 @@ TINY: dict[str, Any] = {
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixture": ("sine", {"combs": 2, "moves": True, "embedding": "mlp"}),
     "guarded": ("sine", {"guards": 3}),
-    "classic": ("mixed", {"components": 1, "train_kernel": "features", "bases": 32}),
+    "classic": ("mixed", {"components": 1, "shapes": 0, "train_kernel": "features", "bases": 32}),
     "bayes": ("sine-drift", {"stream": 4, "context": "bayes"}),
     "lstm": ("sine-drift", {"stream": 4, "context": "lstm"}),
     "bilstm": ("sine-drift", {"stream": 4, "context": "bilstm"}),

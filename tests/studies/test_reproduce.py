@@ -19,6 +19,7 @@ import torch
 import metavrf
 from glyphs import write_glyph_folder
 from metavrf.cli import main
+from metavrf.files import write_summed_json
 from metavrf.runs.directory import Run
 from metavrf.studies import catalog
 from metavrf.studies.report import figure_of
@@ -296,7 +297,7 @@ def test_a_mean_over_runs_leaves_out_runs_that_are_not_there(tmp_path: Path) -> 
     for seed, mean in ((0, 1.0), (2, 2.0)):
         file = plan.file(plan.job(cell.source, seed), cell.test)
         file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps({"metric": "mse", "mean": mean, "ci95": 0.1, "protocol": "inductive"}))
+        write_summed_json(file, {"metric": "mse", "mean": mean, "ci95": 0.1, "protocol": "inductive"})
     figure = figure_of(plan, study, cell)
     assert list(figure.values) == [1.0, 2.0]
     assert replace(figure, transductive=True).text() == "1.5† ± 6.4 (2 runs)"

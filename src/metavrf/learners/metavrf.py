@@ -231,7 +231,9 @@ class MetaVRF(KernelLearner):
             self.carry = self.combs = self.shapes = self.recall = None
             for name in ("candidates", "shapes"):
                 if count := getattr(settings, name):
-                    raise UserError(f"{name} = {count} are weighed beside --components of 2 or more")
+                    raise UserError(
+                        f"{name} = {count} are weighed beside --components of 2 or more: give --{name} 0 too"
+                    )
             return
         self.recall = Recall(settings.context, settings.components, settings.context_size) if recalls else None
         self.head = MixtureHead(

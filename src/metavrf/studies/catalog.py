@@ -26,8 +26,15 @@ ALL_WAYS: Settings = (*FIVE_WAYS, (20, 1), (20, 5))
 BEST, AFFINE = "Bayes-optimal", "best affine predictor"
 ONE_SHOT: Options = {"train_shot": 0, "most_shot": 0}
 # The paper's model of functions, as it validates best.
-ONE_KERNEL: dict[str, Any] = {"components": 1, "guards": 0, "moves": True, "embedding": "mlp", "context_inputs": "x"}
-ONE_KERNEL |= {"train_kernel": "features", "kl_weight": 1e-3, "lr": 2e-3, "iterations": 20_000, **ONE_SHOT}
+ONE_KERNEL: dict[str, Any] = {"components": 1, "guards": 0, "shapes": 0, "moves": True, "embedding": "mlp"}
+ONE_KERNEL |= {
+    "context_inputs": "x",
+    "train_kernel": "features",
+    "kl_weight": 1e-3,
+    "lr": 2e-3,
+    "iterations": 20_000,
+    **ONE_SHOT,
+}
 MANY_OF_CLASSES: Options = {"components": 8, "train_kernel": "exact", "context_inputs": "xy", "context": "none"}
 STREAM: Options = {"stream": 10, "batch": 30, "shot": 3, "train_shot": 2, "most_shot": 6, "iterations": 4000}
 TWENTY_WAYS: Options = {"way": 20, "train_way": 20, "shot": 5}
