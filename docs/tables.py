@@ -422,28 +422,17 @@ def learners_omniglot() -> Rows:
 
 @table("learners-all")
 def learners_all() -> Rows:
-    """Every learner of classes, after two to three minutes of one core."""
+    """Every learner of classes, after some minutes of one core."""
     found = result("omniglot-all-learners")
     head, *lines = _comparison("omniglot-all-learners", classes=True)
-    place = head.index("ms per task") + 1
-    steps = ["CPU ms per step", *(_step_ms(found["trainings"][row["name"]]) for row in found["rows"])]
-    return [[*line[:place], step, *line[place:]] for line, step in zip((head, *lines), steps, strict=True)]
-
-
-def _step_ms(training: Result) -> str:
-    return f"{1000 * training['train_cpu_seconds'] / training['steps']:.0f}"
-
-
-@table("learners-inner-loops")
-def learners_inner_loops() -> Rows:
-    """meta-lstm, longer."""
-    found = result("omniglot-inner-loops")
-    (training,) = found["1 shot"]["trainings"].values()
-    one, five = (accuracy(found[f"{shot} shot"]["rows"][0]) for shot in (1, 5))
-    validation = f"{training['validation']['val_accuracy']:.1f}"
-    minutes = f"{training['train_cpu_seconds'] / 60:.1f}"
-    columns = ["", "validation, 1 shot (%)", "test, 1 shot (%)", "test, 5 shots (%)", "CPU min", "CPU ms per step"]
-    return [columns, ["meta-lstm", validation, one, five, minutes, _step_ms(training)]]
+    first, step = head.index("accuracy (%)") + 1, head.index("ms per task") + 1
+    table = [[*head[:first], "validation", *head[first:step], "CPU ms per step", *head[step:]]]
+    for line, row in zip(lines, found["rows"], strict=True):
+        training = found["trainings"][row["name"]]
+        validation = f"{training['validation']['val_accuracy']:.1f}"
+        ms = f"{1000 * training['train_cpu_seconds'] / training['steps']:.0f}"
+        table.append([*line[:first], validation, *line[first:step], ms, *line[step:]])
+    return table
 
 
 @table("learners-sine-new")
