@@ -391,11 +391,19 @@ def test_the_embedding_of_format_1_is_that_of_the_kind_of_task(task: str, embedd
     assert read(FORMAT_1["sine"]).embedding.embedding == "raw"
 
 
-@pytest.mark.parametrize("written", ["3", "0", '"2"'])
+@pytest.mark.parametrize("written", [str(FORMAT + 1), "0", '"2"'])
 def test_a_format_that_is_not_known_is_refused_in_one_sentence(written: str) -> None:
     text = Config.of("sine").to_toml().replace(f"format = {FORMAT}", f"format = {written}", 1)
     with refused("there/config.toml", "format", "does not know"):
         read(text)
+
+
+@pytest.mark.parametrize(("task", "side"), [("cifar-fs", 0), ("omniglot", 0), ("./pictures", 84)])
+def test_in_format_2_the_size_of_pictures_was_for_ones_own(task: str, side: int) -> None:
+    asked = Config.of(task, image_size=84)
+    assert read(asked.to_toml()) == asked
+    older = asked.to_toml().replace(f"format = {FORMAT}", "format = 2", 1)
+    assert read(older) == asked.with_options(image_size=side)
 
 
 @pytest.mark.parametrize("text", [f"spam = 1\n{FORMAT_1['sine']}", f"{FORMAT_1['sine']}spam = 1\n"])

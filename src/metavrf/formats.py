@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from metavrf.errors import UserError
+from metavrf.tasks.datasets import DATASETS
 
-FORMAT = 2
+FORMAT = 3
 
 # What a setting that format 1 did not write down meant then, whatever its default is today.
 _FORMAT_1: dict[str, dict[str, Any]] = {
@@ -103,11 +104,18 @@ def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a config.toml of any format as those of the present one."""
     written = values.get("format", 1)
     rest = {name: value for name, value in values.items() if name != "format"}
-    if written == 1:
-        return _from_1(rest)
-    if written != FORMAT:
+    if written not in range(1, FORMAT + 1):
         raise UserError(f"its format is {written!r}, which this version does not know: it reads 1 to {FORMAT}")
-    return rest
+    if written == 1:
+        rest = _from_1(rest)
+    return rest if written == FORMAT else _from_2(rest)
+
+
+def _from_2(values: Mapping[str, Any]) -> dict[str, Any]:
+    """In format 2 the size of pictures was for one's own; a named data set took no notice of it."""
+    if values.get("task") not in DATASETS or not isinstance(values.get("data"), Mapping):
+        return dict(values)
+    return {**values, "data": {**values["data"], "image_size": 0}}
 
 
 def _from_1(values: Mapping[str, Any]) -> dict[str, Any]:

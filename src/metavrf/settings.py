@@ -15,6 +15,7 @@ from metavrf.errors import UserError
 
 Views = Literal["one", "flip", "shift", "flip-shift"]
 LARGEST = 1e18
+SMALLEST_SIDE = 8  # of pictures, in pixels
 _KINDS = {bool: "true or false", str: "a name", int: "a whole number", float: "a number"}
 
 
@@ -128,8 +129,9 @@ class DataSettings:
     """Train on the rotations of images by 90° as classes of their own (omniglot has them in any case)."""
     mirror: bool = False
     """Train on mirror images as classes of their own: more to learn from, where left and right matter."""
-    image_size: Annotated[int, Range(least=8)] = 84
-    """Side to which pictures of your own are resized."""
+    image_size: Natural = 0
+    """Side to which pictures are resized: small ones train faster. 0 for a named data set's own size, and for 84 of
+    pictures of your own."""
     grey: bool = False
     """Read pictures of your own without colour."""
     group: str = added("", before="")
@@ -147,3 +149,8 @@ class DataSettings:
         for name in ("inputs", "targets", "categorical"):
             given = getattr(self, name)
             object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
+
+    def check(self) -> None:
+        """Refuse pictures in which nothing can be seen."""
+        if 0 < self.image_size < SMALLEST_SIDE:
+            raise UserError(f"image_size = {self.image_size} must be at least {SMALLEST_SIDE}, or 0 for the usual size")

@@ -17,6 +17,7 @@ from PIL import Image
 from scipy.stats import chisquare
 
 from glyphs import encoded, glyph, refused, write_table
+from metavrf.config import Config
 from metavrf.errors import UserError
 from metavrf.settings import DataSettings, EpisodeSettings
 from metavrf.tasks import download
@@ -257,6 +258,21 @@ def test_a_listing_counts_mixed_images(mixed_data: Path) -> None:
 def test_mixed_images_are_not_rotated_again(mixed_data: Path) -> None:
     with refused("--rotate", "mixed-images"):
         open_tasks("mixed-images", DataSettings(data=str(mixed_data), rotate=True))
+
+
+def test_pictures_of_a_named_set_are_resized_where_that_is_asked_for(mixed_data: Path, tmp_path: Path) -> None:
+    def shape(**asked: Any) -> tuple[int, ...]:
+        tasks = open_tasks("mini-imagenet", DataSettings(data=str(mixed_data), **asked), quiet=True)
+        assert isinstance(tasks, ClassTasks)
+        assert tasks.spec.inputs == tasks.bank.inputs.shape[1:]
+        return tasks.spec.inputs
+
+    assert shape() == (3, 84, 84)
+    assert shape(image_size=20) == (3, 20, 20)
+    with refused("--image-size", "mixed-images"):
+        open_tasks("mixed-images", DataSettings(data=str(mixed_data), image_size=20))
+    with refused("image_size = 7", "at least 8"):
+        Config.of("mini-imagenet", image_size=7).validate()
 
 
 def test_mixed_images_ask_for_what_cannot_be_downloaded_before_they_download(

@@ -27,6 +27,7 @@ from metavrf.tasks.images import FolderSource, ParquetSource, Preprocessing, cac
 from metavrf.tasks.splits import PARTS, Split, divide
 
 ROWS_AT_ONCE = 4096  # of a feature file, which may be larger than memory
+OWN_SIDE = 84  # of pictures of one's own, as of miniImageNet
 FLOATS = 12  # bytes in which a number is held at least while it is drawn, augmented and embedded
 
 
@@ -287,7 +288,8 @@ def _at(path: Path, settings: DataSettings, *, quiet: bool) -> ClassTasks:
 
 
 def _named(task: str, settings: DataSettings, *, quiet: bool) -> ClassTasks:
-    named = DATASETS[task]
+    how = preprocessing(task, settings)
+    named = replace(DATASETS[task], preprocessing=how)
     split_name = settings.split or next(iter(named.splits))
     if split_name not in named.splits:
         raise UserError(f"split {split_name!r} is unknown for {task}: choose from {', '.join(named.splits)}")
@@ -295,8 +297,8 @@ def _named(task: str, settings: DataSettings, *, quiet: bool) -> ClassTasks:
         raise UserError(f"--rotate is not for {task}: some of its classes are rotations already")
     bank, key = named.read(settings.data, quiet=quiet)
     split = named.splits[split_name](bank.names, settings.split_seed)
-    spec = TaskSpec(named.preprocessing.shape, None, split_name, key, "", split)
-    rotate = settings.rotate and not named.preprocessing.rotations
+    spec = TaskSpec(how.shape, None, split_name, key, "", split)
+    rotate = settings.rotate and not how.rotations
     return ClassTasks(
         bank,
         split,
@@ -310,9 +312,13 @@ def _named(task: str, settings: DataSettings, *, quiet: bool) -> ClassTasks:
 
 def preprocessing(task: str, settings: DataSettings) -> Preprocessing:
     """What becomes of the pictures of a named data set, or of a path."""
-    if task in DATASETS:
-        return DATASETS[task].preprocessing
-    return Preprocessing(settings.image_size, 1 if settings.grey else 3)
+    side = settings.image_size
+    if task not in DATASETS:
+        return Preprocessing(side or OWN_SIDE, 1 if settings.grey else 3)
+    named = DATASETS[task]
+    if side and isinstance(named, Mixture):
+        raise UserError(f"--image-size is not for {task}: its sets are resized to one size already")
+    return replace(named.preprocessing, size=side or named.preprocessing.size)
 
 
 def _own(path: Path, settings: DataSettings, *, quiet: bool) -> ClassTasks:
