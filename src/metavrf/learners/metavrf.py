@@ -67,6 +67,8 @@ class MetaVRFSettings(KernelSettings):
     """Units of the LSTM of many kernels. It reads what each task's support says of every kernel, corrects the weights
     that are carried on, and places kernels between the others. With 0 it has as many as there are features, and reads
     the task's summary, as with one kernel."""
+    between: bool = added(False, before=False)
+    """With context = 'bayes', place two kernels of the task's own between the others, as an LSTM does."""
     components: Count = 1
     """Number M of kernels, each weighted by its evidence on the support; 1 is the paper's."""
     combs: Natural = 0
@@ -105,6 +107,8 @@ class MetaVRFSettings(KernelSettings):
             )
         if self.context == "bayes" and self.components < 2:
             raise UserError("context = 'bayes' carries the weights of kernels on: it needs --components of 2 or more")
+        if self.between and self.context != "bayes":
+            raise UserError(f"between = true is for context = 'bayes', not {self.context!r}")
 
 
 # Many kernels, for functions (docs/inference.md): one model for any number of points.
@@ -218,7 +222,7 @@ class MetaVRF(KernelLearner):
         labels = settings.context_inputs == "xy"
         many = settings.components > 1
         recurrent = settings.context in ("lstm", "bilstm")
-        recalls = many and recurrent and settings.context_size > 0
+        recalls = many and ((recurrent and settings.context_size > 0) or settings.between)
         looks = not many or settings.moves or (recurrent and not recalls)  # or the evidence alone tells tasks apart
         self.context = Context("none" if recalls else settings.context, features, skip=settings.context_skip)
         self.summary = TaskSummary(features, targets, labels=labels) if looks else None
