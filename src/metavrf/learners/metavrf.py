@@ -294,14 +294,13 @@ class MetaVRF(KernelLearner):
         """
         super().initialise(episodes)
         if isinstance(self.posterior, MixturePosterior):
-            spread(self, self.posterior, episodes)
             omega = self.even_phase(episodes) if self.combs is not None or self.shapes is not None else None
-            if omega is None:
-                return
-            amplitude = float(episodes.support_y.square().mean())
-            if self.combs is not None:
+            amplitude, rival = float(episodes.support_y.square().mean()), None
+            if self.combs is not None and omega is not None:
                 self.combs.start_at(omega, amplitude, self.settings.noise)
-            if self.shapes is not None:
+                rival = self._periodic_evidence(self.placed(self.embedded(episodes))[0])
+            spread(self, self.posterior, episodes, rival)
+            if self.shapes is not None and omega is not None:
                 phase = self.rescale(self.embedding(episodes.support_x)) @ omega
                 self.shapes.start_at(omega, phase, amplitude, self.settings.noise)
         elif episodes.way is None and self.settings.aligned and self.settings.context_inputs == "x":
@@ -368,16 +367,28 @@ class MetaVRF(KernelLearner):
         log_others = torch.logsumexp(q.log_prior[:, 0], 0)
         residual = (episodes.support_y - self.head.line(episodes.support_x)).double()
         if self.combs is not None:
-            combs = Combs(*self.combs(log_others))
-            phase = (episodes.support_x @ self.combs.direction).double()  # [T, S]
-            kept = search(phase, residual, combs, self.settings.candidates)
-            q = q.joined(combs.of(kept, self.combs.direction))
+            q = q.joined(self._found_combs(episodes, residual, log_others))
         if self.shapes is not None:
             shapes = Shapes(*self.shapes(log_others))
             phase = (episodes.support_x @ self.shapes.direction).double()
             found = search_shapes(phase, residual, shapes, self.settings.shapes)
             q = shapes.of(found, self.shapes.direction).joined(q)
         return q
+
+    def _found_combs(self, episodes: Episodes, residual: Tensor, log_others: Tensor) -> Spectral:
+        """The periodic kernels that were found for each task, beside others whose prior weights sum to ``log_others``."""
+        assert self.combs is not None
+        combs = Combs(*self.combs(log_others))
+        phase = (episodes.support_x @ self.combs.direction).double()  # [T, S]
+        return combs.of(search(phase, residual, combs, self.settings.candidates), self.combs.direction)
+
+    def _periodic_evidence(self, episodes: Episodes) -> Tensor:
+        """The log evidence of each task's own periodic kernels together, ``[T]``."""
+        assert isinstance(self.head, MixtureHead)
+        targets, samples = episodes.support_y.double(), episodes.support_x.shape[1]
+        q = self._found_combs(episodes, targets, self.log_power.new_zeros(()))
+        fit = ridge.solve(Exact().gram(episodes.support_x, q, samples), targets, self.head.noise(q))
+        return (q.log_prior + fit.log_evidence(q.amplitude.double())).logsumexp(0)
 
     def solve(
         self, episodes: Episodes, memory: Memory | None = None, generator: torch.Generator | None = None
