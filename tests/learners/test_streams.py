@@ -37,6 +37,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixture": ("sine", {"combs": 2, "moves": True, "embedding": "mlp"}),
     "guarded": ("sine", {"guards": 3}),
     "classic": ("mixed", {"components": 1, "shapes": 0, "train_kernel": "features", "bases": 32}),
+    "no KL": ("sine", {"components": 1, "train_kernel": "exact", "embedding": "mlp", "moves": True, "kl_weight": 0.0}),
     "bayes": ("sine-drift", {"stream": 4, "context": "bayes"}),
     "between": ("sine-drift", {"stream": 4, "context": "bayes", "between": True}),
     "lstm": ("sine-drift", {"stream": 4, "context": "lstm"}),

@@ -227,6 +227,8 @@ class MetaVRF(KernelLearner):
         self.context = Context("none" if recalls else settings.context, features, skip=settings.context_skip)
         self.summary = TaskSummary(features, targets, labels=labels) if looks else None
         self.prior = Prior(features) if not many or (settings.moves and settings.kl_weight) else None
+        if self.prior is not None and not settings.kl_weight:
+            self.prior.requires_grad_(False)  # nothing is learned of it: training leaves it out
         if not many:
             # From x alone, starting all tasks alike avoids poor minima; with y it slows the encoder down.
             self.posterior: GaussianMLP | MixturePosterior = GaussianMLP(
@@ -411,7 +413,7 @@ class MetaVRF(KernelLearner):
         if prediction.loss is None:
             return prediction
         loss, terms = prediction.loss, dict(prediction.terms)
-        if self.prior is not None and inferred is not None:
+        if self.prior is not None and inferred is not None and self.settings.kl_weight:
             keys = episodes.prototypes(episodes.support_x)
             prior = self.prior(episodes.query_x, keys)  # 5: p(ω|x, S)
             terms["kl"] = gaussian_kl(*(value.unsqueeze(1) for value in inferred), *prior).mean()  # over queries
