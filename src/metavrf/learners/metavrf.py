@@ -378,7 +378,7 @@ class MetaVRF(KernelLearner):
         return q
 
     def _found_combs(self, episodes: Episodes, residual: Tensor, log_others: Tensor) -> Spectral:
-        """The periodic kernels that were found for each task, beside others whose prior weights sum to ``log_others``."""
+        """The periodic kernels found for each task, beside others whose prior weights sum to exp(``log_others``)."""
         assert self.combs is not None
         combs = Combs(*self.combs(log_others))
         phase = (episodes.support_x @ self.combs.direction).double()  # [T, S]

@@ -1,4 +1,4 @@
-"""What is made of a stream: the Bayesian update over M kernels, kernels between them, and an LSTM that corrects both."""
+"""What is made of a stream: the Bayesian update over M kernels, kernels between them, and an LSTM correcting both."""
 
 from __future__ import annotations
 
