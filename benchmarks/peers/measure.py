@@ -203,6 +203,7 @@ def measure(options: Options, peers: Sequence[Peer]) -> Results:
             turns["evaluation"].append(Turn(label("metavrf, MetaVRF"), worker, "evaluation", warm=False))
             sine = {
                 "metavrf, one kernel, exact": "sine exact",
+                "metavrf, one kernel, exact, no KL": "sine exact, no KL",
                 f"metavrf, {work.kernels} kernels, exact": "sine many",
                 "metavrf, one kernel by random features, biLSTM": "sine bilstm",
                 TNP: "sine tnp",

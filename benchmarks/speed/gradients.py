@@ -17,11 +17,11 @@ from torch import Tensor
 
 from metavrf.episodes import Episodes
 from metavrf.kernels import ridge
-from metavrf.kernels.mixing import log_density, tailed, tailed_log_density
+from metavrf.kernels.mixing import Scales, log_density, mean_nll, scaled_nll, tailed, tailed_log_density
 from metavrf.kernels.random_features import _SineCosine
 from metavrf.kernels.spectral import Exact, RandomFeatures, Spectral, plain_gram
 from metavrf.learners.base import Learner
-from metavrf.learners.head import MixtureHead, weighed
+from metavrf.learners.head import GaussianLikelihood, MixtureHead, weighed
 from metavrf.learners.metavrf import MetaVRF
 from metavrf.learners.proposing import inverse_and_log_det, inverse_and_log_det_plainly
 from metavrf.nn.columns import PROPOSALS
@@ -64,6 +64,7 @@ class Gradients:
             f"exact kernels, {ON_SINE}": exact_kernels(*self.sine_kernels[1:]),
             f"exact kernels, {ON_OMNIGLOT}": exact_kernels(*self.omniglot_kernel[1:]),
             f"likelihood with tails, {ON_SINE}": self.sine_likelihood(),
+            f"likelihood of one kernel, {ON_SINE}": self.one_likelihood(),
         }
         for place, (phi, support) in {ON_SINE: on_sine, ON_OMNIGLOT: on_omniglot}.items():
             found[f"kernel of features, {place}"] = kernel_of_features(phi, support)
@@ -122,6 +123,25 @@ class Gradients:
             [mean, variance, weights, *tails],
             lambda: [tailed_log_density(mean, variance, weights, tails, target)],
             lambda: [log_density(*tailed(mean, variance, weights, tails), target)],
+        )
+
+    def one_likelihood(self) -> Gradient:
+        """The loss of one exact kernel."""
+        trainer = sine_trainer(sine_config(self.work, context="none", train_kernel="exact"))
+        assert isinstance(trainer.learner, MetaVRF)
+        learner, task, q = inferred(trainer.learner, trainer.tasks_of(0))
+        head = OneKernel(learner).head
+        assert isinstance(head.likelihood, GaussianLikelihood)
+        assert task.query_y is not None
+        target = task.query_y
+        with torch.no_grad():
+            fit = head.fit(Exact().gram(samples(task), q, task.support_x.shape[1]), task)
+        mean, variance, energy = leaves(fit.mean, fit.variance, fit.energy)
+        scales = Scales(*leaves(*head.likelihood.scales(head)))
+        return Gradient(
+            [mean, variance, energy, *scales],
+            lambda: [scaled_nll(mean, variance, energy, fit.samples, scales, target)],
+            lambda: [mean_nll(*scales.normals(mean, variance, energy, fit.samples), target)],
         )
 
     def omniglot_ridge(self) -> Gradient:

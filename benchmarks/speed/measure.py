@@ -212,6 +212,7 @@ class Bench:
         contexts = {f"whole step, context {context}": f"sine {context}" for context in CONTEXTS}
         exact = {
             "whole step, one kernel, exact": "sine exact",
+            "whole step, one kernel, exact, no KL": "sine exact, no KL",
             f"whole step, {self.work.kernels} kernels, exact": "sine many",
         }
         parts = {part: f"sine: {part}" for part in SINE_PARTS}

@@ -86,6 +86,7 @@ class Pieces:
         for context in CONTEXTS:
             found[f"sine {context}"] = partial(self.sine_step, context=context)
         found["sine exact"] = partial(self.sine_step, context="none", train_kernel="exact")
+        found["sine exact, no KL"] = partial(self.sine_step, context="none", train_kernel="exact", kl_weight=0.0)
         found["sine many"] = partial(self.sine_step, many=True)
         found["sine tnp"] = lambda: self.curves("tnp").train_step
         found["adapt pictures"] = self.adapt_pictures
@@ -228,9 +229,8 @@ class Pieces:
         embedding, rescale = trainer.learner.embedding, learner.learner.rescale
         episodes = trainer.tasks_of(0)
         features = episodes.embedded(embedding).embedded(rescale)
-        features.support_x, features.query_x = (
-            x.detach().requires_grad_() for x in (features.support_x, features.query_x)
-        )
+        support_x, query_x = (x.detach().requires_grad_() for x in (features.support_x, features.query_x))
+        features = replace(features, support_x=support_x, query_x=query_x)
         z = torch.cat([features.support_x, features.query_x], dim=1).detach().requires_grad_()
 
         def posterior() -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,7 @@ class Episodes:
     bank: Samples | None = None
     stream: int = 1
     classes: Tensor | None = None
+    _together: Tensor | None = field(default=None, init=False, repr=False)  # what support and query are views of
 
     def __post_init__(self) -> None:
         x, y = self.support_x, self.support_y
@@ -128,14 +129,16 @@ class Episodes:
 
     def samples(self) -> Tensor:
         """Inputs of support and query together, ``[T, S + Q, ...]``."""
-        return torch.cat([self.support_x, self.query_x], dim=1)
+        return torch.cat([self.support_x, self.query_x], dim=1) if self._together is None else self._together
 
     def embedded(self, embedding: Callable[[Tensor], Tensor]) -> Episodes:
         """The same tasks with inputs replaced by their features; support and query share the embedding."""
         x = self.samples()
         z = embedding(x if self.bank is None else self.bank[x])
         support, query = z.split([self.support_x.shape[1], self.query_x.shape[1]], dim=1)
-        return replace(self, support_x=support, query_x=query, bank=None)
+        found = replace(self, support_x=support, query_x=query, bank=None)
+        found._together = z
+        return found
 
     def looked_up(self) -> Episodes:
         """The same tasks with the bank's rows in place of their numbers."""
@@ -169,6 +172,8 @@ class Episodes:
 
     def share(self, rank: int, ranks: int) -> Episodes:
         """What one of several processes solves: every ``ranks``-th task, or whole stream, from number ``rank`` on."""
+        if ranks == 1:
+            return self
         if self.stream == 1:
             return self[rank::ranks]
         return self[torch.arange(self.tasks).view(-1, self.stream)[rank::ranks].flatten()]

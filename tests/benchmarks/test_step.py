@@ -158,6 +158,7 @@ def test_the_steps_on_sine_have_the_kernels_they_are_named_after(
         "kernel ridge",
         *(f"sine {context}" for context in CONTEXTS),
         "sine exact",
+        "sine exact, no KL",
         "sine many",
         *(f"sine: {part}" for part in SINE_PARTS),
     ],

@@ -2,11 +2,21 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
-from metavrf.kernels.mixing import log_density, log_weights, mix, tailed, tailed_log_density
+from metavrf.kernels.mixing import (
+    Scales,
+    log_density,
+    log_weights,
+    mean_nll,
+    mix,
+    scaled_nll,
+    tailed,
+    tailed_log_density,
+)
 
 K, T, Q = 4, 2, 3
 
@@ -109,3 +119,23 @@ def test_the_density_with_tails_is_finite_far_from_every_component() -> None:
     density = tailed_log_density(mean, variance, weights, (factors, shares), far)
     gradients = torch.autograd.grad(density.sum(), [mean, variance, weights, factors, shares])
     assert all(bool(value.isfinite().all()) for value in (density, *gradients))
+
+
+@pytest.mark.parametrize("log_noise", [-1.0, -9.0])
+def test_the_nll_of_a_scaled_process_and_its_gradient_are_those_of_its_normals(log_noise: float) -> None:
+    """With so little noise some variances are below the floor, where the gradient ends."""
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.randn(2, T, Q, 2, dtype=torch.double, generator=generator).requires_grad_()
+    variance = torch.rand(2, T, Q, dtype=torch.double, generator=generator).mul(1e-6).requires_grad_()
+    energy = torch.rand(2, T, 2, dtype=torch.double, generator=generator).requires_grad_()
+    values = torch.tensor([0.3, 0.1, log_noise, 0.2, 0.4], dtype=torch.double)
+    scales = Scales(*(value.clone().requires_grad_() for value in values))
+    target = torch.randn(T, Q, 2, dtype=torch.double, generator=generator)
+    ours, plain = (
+        scaled_nll(mean, variance, energy, 5, scales, target),
+        mean_nll(*scales.normals(mean, variance, energy, 5), target),
+    )
+    torch.testing.assert_close(ours, plain)
+    inputs = [mean, variance, energy, *scales]
+    for found, expected in zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(plain, inputs), strict=True):
+        torch.testing.assert_close(found, expected)

@@ -86,7 +86,8 @@ def vary(model: MetaVRF) -> MetaVRF:
                 last.weight.uniform_(-0.2, 0.2, generator=generator)
             model.log_power.fill_(-1.0)
         if model.recall is not None:
-            model.recall.correction.weight.uniform_(-0.5, 0.5, generator=generator)
+            if model.recall.correction is not None:
+                model.recall.correction.weight.uniform_(-0.5, 0.5, generator=generator)
             model.recall.learned.add_(0.1 * torch.randn(model.recall.learned.shape, generator=generator))
         if isinstance(model.head, MixtureHead):
             for parameter in model.head.parameters():
@@ -478,6 +479,7 @@ each_context = pytest.mark.parametrize(
         {"context": "bilstm"},
         {"context": "lstm", "context_size": 8, "moves": False},
         {"context": "bilstm", "context_size": 8},
+        {"context": "bayes", "between": True, "moves": False},
     ],
     ids=str,
 )
@@ -536,15 +538,24 @@ def test_plain_bayes_in_a_stream_is_the_evidence_of_all_supports_so_far() -> Non
     close(in_stream.log_weights.unflatten(1, (2, 4)).exp(), expected.exp())
 
 
-@pytest.mark.parametrize("context", ["lstm", "bilstm"])
-def test_an_lstm_starts_as_plain_bayes_but_for_the_weight_of_the_kernels_between(context: str) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"context": "lstm", "context_size": 8},
+        {"context": "bilstm", "context_size": 8},
+        {"context": "bayes", "between": True},
+    ],
+    ids=str,
+)
+def test_with_kernels_between_it_starts_as_plain_bayes_but_for_their_weight(settings: dict[str, Any]) -> None:
     plain = curves(length=4, context="bayes", moves=False, embedding=Raw(1))
-    model = curves(length=4, context=context, context_size=8, moves=False, embedding=Raw(1))
+    model = curves(length=4, **settings, moves=False, embedding=Raw(1))
     assert model.recall is not None and isinstance(model.head, MixtureHead)
     weights = plain.state_dict()
     weights["head.waves"] = torch.cat([torch.zeros(OWN, 1, 2, 1), weights["head.waves"]])
     model.load_state_dict(weights, strict=False)
-    for parameter in (*model.recall.correction.parameters(), model.recall.learned):
+    corrections = [] if model.recall.correction is None else list(model.recall.correction.parameters())
+    for parameter in (*corrections, model.recall.learned):
         nn.init.zeros_(parameter)
     episodes = drifting()
     found, expected = (m.inferred(m.embedded(episodes)).log_weights for m in (model, plain))
@@ -560,6 +571,11 @@ def test_classes_may_form_streams(settings: dict[str, Any]) -> None:
     together, tasks = model.predict(episodes).mean, model.stream()
     for row in range(4):
         close(tasks.solve(replace(episodes, stream=1)[row : row + 1]).mean[0], together[row])
+
+
+def test_kernels_between_are_asked_for_where_the_plain_update_is() -> None:
+    with pytest.raises(UserError, match="between = true is for context = 'bayes', not 'lstm'"):
+        curves(context="lstm", between=True)
 
 
 def test_a_single_kernel_has_no_weights_to_carry() -> None:

@@ -21,6 +21,7 @@ from metavrf.learners.prototypical import Prototypical
 from metavrf.nn.inference import laplace_attention
 from metavrf.nn.mlp import MLP, GaussianMLP, Raw
 from metavrf.randomness import stream
+from metavrf.runs.optimizing import make_optimizer
 from metavrf.spec import TaskSpec
 from metavrf.tasks.functions import family
 
@@ -176,6 +177,18 @@ def test_loss_is_the_likelihood_plus_the_weighted_kl(context: str, inputs: str) 
     assert prediction.loss is not None
     torch.testing.assert_close(prediction.loss, prediction.terms["nll"] + 0.3 * prediction.terms["kl"])
     assert prediction.terms["kl"] > 0
+
+
+def test_without_a_kl_the_prior_is_left_out_of_training() -> None:
+    model = learner(kl_weight=0.0)
+    prediction: Prediction = model.train()(sine())
+    assert prediction.terms.keys() == {"nll"}
+    assert model.prior is not None
+    optimizer = make_optimizer(Config.of("sine").training, model)
+    (group,) = optimizer.param_groups
+    assert {id(weight) for weight in group["params"]} == {
+        id(weight) for name, weight in model.named_parameters() if not name.startswith("prior.")
+    }
 
 
 class Constant(GaussianMLP):

@@ -37,7 +37,9 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixture": ("sine", {"combs": 2, "moves": True, "embedding": "mlp"}),
     "guarded": ("sine", {"guards": 3}),
     "classic": ("mixed", {"components": 1, "shapes": 0, "train_kernel": "features", "bases": 32}),
+    "no KL": ("sine", {"components": 1, "train_kernel": "exact", "embedding": "mlp", "moves": True, "kl_weight": 0.0}),
     "bayes": ("sine-drift", {"stream": 4, "context": "bayes"}),
+    "between": ("sine-drift", {"stream": 4, "context": "bayes", "between": True}),
     "lstm": ("sine-drift", {"stream": 4, "context": "lstm"}),
     "bilstm": ("sine-drift", {"stream": 4, "context": "bilstm"}),
     "summaries": ("sine-drift", {"stream": 4, "context": "bilstm", "moves": True, "context_size": 0}),
@@ -105,7 +107,7 @@ def test_evaluate_says_whether_a_run_adapts(runs: Path, capsys: pytest.CaptureFi
     assert "adaptivity" not in printed_json(capsys, "evaluate", runs / "mixture", "--tasks", 6, "--json")
 
 
-@pytest.mark.parametrize("name", ["bayes", "lstm", "bilstm", "summaries"])
+@pytest.mark.parametrize("name", ["bayes", "between", "lstm", "bilstm", "summaries"])
 def test_evaluate_labels_streams_and_shows_each_position(
     name: str, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

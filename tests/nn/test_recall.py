@@ -29,6 +29,7 @@ def parabolas(vertex: float, sharpness: float, tasks: int = STREAM) -> Tensor:
 
 def varied(kind: str) -> Recall:
     recall = Recall(kind, KERNELS, 4)
+    assert recall.correction is not None
     nn.init.uniform_(recall.correction.weight, -0.5, 0.5)
     return recall.eval()
 
@@ -52,6 +53,16 @@ def test_its_own_kernels_lie_where_the_evidence_peaks_between_two_others(vertex:
     assert found.mean.shape == (OWN + KERNELS, STREAM, 1)
     apart = 1 / (KERNELS - 1)
     assert (found.mean[:OWN] - vertex).abs().max() < 0.1 * apart
+
+
+def test_without_an_lstm_it_is_the_plain_update_to_the_bit_and_has_the_same_kernels_between() -> None:
+    evidence, q = 3 * torch.randn(KERNELS, 2 * STREAM, dtype=torch.double), kernels(2 * STREAM)
+    found, memory = Recall("bayes", KERNELS, 4)(q, evidence, None, STREAM)
+    plain, after = Carry(learned=False)(evidence, None, STREAM)
+    assert torch.equal(found.log_prior[OWN:], q.log_prior + plain)
+    assert memory.evidence is not None and torch.equal(memory.evidence, after)
+    with_lstm, _ = Recall("lstm", KERNELS, 4)(q, evidence, None, STREAM)
+    torch.testing.assert_close(found.mean[:OWN], with_lstm.mean[:OWN], rtol=0.01, atol=0.01)
 
 
 def test_its_own_kernels_become_narrower_as_the_evidence_grows() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+VARIANCE_FLOOR = 1e-6  # of a predicted normal, as its likelihood counts it
 
 
 def log_weights(log_prior: Tensor, log_evidence: Tensor, power: Tensor | float = 1.0) -> Tensor:
@@ -112,3 +114,85 @@ class _TailedDensity(torch.autograd.Function):
         of_variance = torch.addcmul(0.5 * by_term, by_squares, squares).neg_().div_(variance)
         of_target = -of_samples.sum(0) if ctx.needs_input_grad[5] else None
         return of_samples, of_variance, by_term.sum((2, 3)), of_factors, of_shares, of_target
+
+
+class Scales(NamedTuple):
+    """The numbers by which ridge regression is read as a Gaussian process, all learned: γ, β, n, s₀ and ν."""
+
+    log_gamma: Tensor
+    beta: Tensor
+    log_noise: Tensor
+    log_scale: Tensor
+    log_weight: Tensor
+
+    def of_task(self, energy: Tensor, samples: int) -> Tensor:
+        """s² = (ν·s₀² + YᵀP Y) / (ν + S) of each task, ``[..., p]`` as its ``energy``."""
+        weight = self.log_weight.exp()
+        return (weight * (2 * self.log_scale).exp() + energy) / (weight + samples)
+
+    def normals(self, mean: Tensor, variance: Tensor, energy: Tensor, samples: int) -> tuple[Tensor, Tensor]:
+        """γ·mean + β and s²·variance + n², ``[..., Q, p]`` of ``mean [..., Q, p]`` and ``variance [..., Q]``."""
+        scale = self.of_task(energy, samples).unsqueeze(-2)
+        centre = self.log_gamma.exp() * mean + self.beta
+        return centre, scale * variance.unsqueeze(-1) + (2 * self.log_noise).exp()
+
+
+def mean_nll(samples: Tensor, variance: Tensor, target: Tensor) -> Tensor:
+    """Minus the log density of ``target`` under normals, averaged over all of them."""
+    variance = variance.clamp_min(VARIANCE_FLOOR)
+    squares = (samples - target).square() / variance
+    return 0.5 * (math.log(2 * math.pi) + (squares + variance.log()).mean())
+
+
+def scaled_nll(  # noqa: PLR0917
+    mean: Tensor, variance: Tensor, energy: Tensor, samples: int, scales: Scales, target: Tensor
+) -> Tensor:
+    """:func:`mean_nll` of :meth:`Scales.normals`, what training asks for."""
+    nll: Tensor = _ScaledNLL.apply(mean, variance, energy, samples, target, *scales)
+    return nll
+
+
+class _ScaledNLL(torch.autograd.Function):
+    """With r = γ·m + β - y and V = s²·v + n² it is ½(log 2π + mean of r²/V + log V).
+
+    Most operations of the plain form are on single numbers, and those of its gradient too: here these are Python's.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - as autograd calls it
+        ctx: Any, mean: Tensor, variance: Tensor, energy: Tensor, samples: int, target: Tensor, *scales: Tensor
+    ) -> Tensor:
+        log_gamma, beta, log_noise, log_scale, log_weight = torch.stack(scales).tolist()
+        gamma, noise, prior, weight = (
+            math.exp(value) for value in (log_gamma, 2 * log_noise, 2 * log_scale, log_weight)
+        )
+        scale = energy.add(weight * prior).div_(weight + samples).unsqueeze(-2)  # [L, T, 1, p]
+        total = (scale * variance.unsqueeze(-1)).add_(noise)  # V  [L, T, Q, p]
+        floored = total.clamp_min(VARIANCE_FLOOR)
+        error = torch.sub(mean * gamma, target).add_(beta)
+        ratio = error / floored
+        ctx.save_for_backward(mean, variance, scale, total, floored, error, ratio)
+        ctx.numbers = gamma, noise, prior, weight, samples, scales[0].dtype
+        return (ratio * error).add_(floored.log()).mean().add_(math.log(2 * math.pi)).mul_(0.5).to(scales[0])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        mean, variance, scale, total, floored, error, ratio = ctx.saved_tensors
+        gamma, noise, prior, weight, samples, dtype = ctx.numbers
+        each = gradient / ratio.numel()
+        by_error = ratio * each
+        by_total = torch.sub(each, by_error * error).div_(floored).mul_(0.5).mul_(total >= VARIANCE_FLOOR)
+        by_scale = (by_total * variance.unsqueeze(-1)).sum(-2, keepdim=True)  # [L, T, 1, p]
+        of_variance = (by_total * scale).sum(-1)
+        of_mean = by_error * gamma
+        of_energy = by_scale.squeeze(-2) / (weight + samples)
+        of_weight = (by_scale * (prior - scale)).sum() * (weight / (weight + samples))
+        numbers = (
+            (of_mean * mean).sum(),
+            by_error.sum(),
+            by_total.sum() * (2 * noise),
+            of_energy.sum() * (2 * weight * prior),
+            of_weight,
+        )
+        return of_mean, of_variance, of_energy, None, None, *torch.stack(numbers).to(dtype).unbind()

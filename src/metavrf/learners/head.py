@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from metavrf.episodes import Episodes
 from metavrf.kernels import ridge
-from metavrf.kernels.mixing import log_density, mix, tailed, tailed_log_density
+from metavrf.kernels.mixing import Scales, log_density, mean_nll, mix, scaled_nll, tailed, tailed_log_density
 from metavrf.kernels.spectral import Spectral, diagonal
 from metavrf.learners.adapted import Explicit, MixtureSolution
 from metavrf.prediction import Prediction
@@ -28,7 +28,6 @@ NEGLIGIBLE = 1e-9  # weight of a kernel beside the best
 TAILS = (-2.0, 2.0, 3.0, 1.0, 1.0, -1.0)  # where MixtureHead.with_tails starts
 PLAIN_TAILS = (-1.0, 0.54, 2.0, -2.0, 2.5, -2.0)  # likewise, where noise leaves little to be off by: nearly one normal
 BAND_NODES = (1, 2, 3, 4, 5, 6, 8, 10, 14, 20, 30, 46)  # samples at which the band is calibrated
-VARIANCE_FLOOR = 1e-6  # of a predicted normal, as its likelihood counts it
 
 
 class RidgeHead(nn.Module):
@@ -89,7 +88,8 @@ class RidgeHead(nn.Module):
         beta = self.beta.double()
         if isinstance(self.likelihood, CategoricalLikelihood):
             return Explicit(weights, beta)
-        scale = self.likelihood.scale(fitted.energy, episodes).squeeze(1)
+        samples = episodes.support_y.shape[1]
+        scale = self.likelihood.scales(self).of_task(fitted.energy, samples).squeeze(1)
         noise = (2 * self.likelihood.log_noise).exp().double().reshape(1, 1)
         return Explicit(weights, beta, scale, noise, fitted.root.squeeze(1), dual=fitted.support is not None)
 
@@ -159,14 +159,17 @@ class GaussianLikelihood(nn.Module):
 
     def forward(self, head: RidgeHead, fit: ridge.Fit, episodes: Episodes) -> Prediction:
         """Mean and deviation of the mixture of L samples ``[L, T, Q, p]``, and the expected log likelihood."""
-        scale = self.scale(fit.energy, episodes).unsqueeze(-2)
-        variance = (scale * fit.variance.unsqueeze(-1) + (2 * self.log_noise).exp()).float()
-        return of_normals(head.scaled(fit.mean), variance, episodes)
+        scales, told = self.scales(head), (fit.mean, fit.variance, fit.energy, fit.samples)
+        if self.training and episodes.query_y is not None:  # the loss is all that is asked for
+            nll = scaled_nll(*told, scales, episodes.query_y)
+            samples = head.scaled(fit.mean.detach()).detach()
+            return Prediction(samples.mean(0), samples, loss=nll, terms={"nll": nll})
+        mean, variance = scales.normals(*told)
+        return of_normals(mean.float(), variance.float(), episodes)
 
-    def scale(self, energy: Tensor, episodes: Episodes) -> Tensor:
-        """s² of each task ``[L, T, p]``."""
-        weight = self.log_weight.exp()
-        return (weight * (2 * self.log_scale).exp() + energy) / (weight + episodes.support_y.shape[1])
+    def scales(self, head: RidgeHead) -> Scales:
+        """What is learned of it and of the head."""
+        return Scales(head.log_gamma, head.beta, self.log_noise, self.log_scale, self.log_weight)
 
 
 def of_normals(samples: Tensor, variance: Tensor, episodes: Episodes, weights: Tensor | None = None) -> Prediction:
@@ -180,9 +183,7 @@ def of_normals(samples: Tensor, variance: Tensor, episodes: Episodes, weights: T
     if episodes.query_y is None:
         return found
     if weights is None:
-        variance = variance.clamp_min(VARIANCE_FLOOR)
-        squares = (samples - episodes.query_y).square() / variance
-        nll = 0.5 * (math.log(2 * math.pi) + (squares + variance.log()).mean())
+        nll = mean_nll(samples, variance, episodes.query_y)
     else:
         nll = -log_density(samples, variance, weights, episodes.query_y).mean()
     found.loss, found.terms = nll, {"nll": nll}

@@ -67,6 +67,8 @@ class MetaVRFSettings(KernelSettings):
     """Units of the LSTM of many kernels. It reads what each task's support says of every kernel, corrects the weights
     that are carried on, and places kernels between the others. With 0 it has as many as there are features, and reads
     the task's summary, as with one kernel."""
+    between: bool = added(False, before=False)
+    """With context = 'bayes', place two kernels of the task's own between the others, as an LSTM does."""
     components: Count = 1
     """Number M of kernels, each weighted by its evidence on the support; 1 is the paper's."""
     combs: Natural = 0
@@ -105,6 +107,8 @@ class MetaVRFSettings(KernelSettings):
             )
         if self.context == "bayes" and self.components < 2:
             raise UserError("context = 'bayes' carries the weights of kernels on: it needs --components of 2 or more")
+        if self.between and self.context != "bayes":
+            raise UserError(f"between = true is for context = 'bayes', not {self.context!r}")
 
 
 # Many kernels, for functions (docs/inference.md): one model for any number of points.
@@ -218,11 +222,13 @@ class MetaVRF(KernelLearner):
         labels = settings.context_inputs == "xy"
         many = settings.components > 1
         recurrent = settings.context in ("lstm", "bilstm")
-        recalls = many and recurrent and settings.context_size > 0
+        recalls = many and ((recurrent and settings.context_size > 0) or settings.between)
         looks = not many or settings.moves or (recurrent and not recalls)  # or the evidence alone tells tasks apart
         self.context = Context("none" if recalls else settings.context, features, skip=settings.context_skip)
         self.summary = TaskSummary(features, targets, labels=labels) if looks else None
         self.prior = Prior(features) if not many or (settings.moves and settings.kl_weight) else None
+        if self.prior is not None and not settings.kl_weight:
+            self.prior.requires_grad_(False)  # nothing is learned of it: training leaves it out
         if not many:
             # From x alone, starting all tasks alike avoids poor minima; with y it slows the encoder down.
             self.posterior: GaussianMLP | MixturePosterior = GaussianMLP(
@@ -290,14 +296,13 @@ class MetaVRF(KernelLearner):
         """
         super().initialise(episodes)
         if isinstance(self.posterior, MixturePosterior):
-            spread(self, self.posterior, episodes)
             omega = self.even_phase(episodes) if self.combs is not None or self.shapes is not None else None
-            if omega is None:
-                return
-            amplitude = float(episodes.support_y.square().mean())
-            if self.combs is not None:
+            amplitude, rival = float(episodes.support_y.square().mean()), None
+            if self.combs is not None and omega is not None:
                 self.combs.start_at(omega, amplitude, self.settings.noise)
-            if self.shapes is not None:
+                rival = self._periodic_evidence(self.placed(self.embedded(episodes))[0])
+            spread(self, self.posterior, episodes, rival)
+            if self.shapes is not None and omega is not None:
                 phase = self.rescale(self.embedding(episodes.support_x)) @ omega
                 self.shapes.start_at(omega, phase, amplitude, self.settings.noise)
         elif episodes.way is None and self.settings.aligned and self.settings.context_inputs == "x":
@@ -364,16 +369,28 @@ class MetaVRF(KernelLearner):
         log_others = torch.logsumexp(q.log_prior[:, 0], 0)
         residual = (episodes.support_y - self.head.line(episodes.support_x)).double()
         if self.combs is not None:
-            combs = Combs(*self.combs(log_others))
-            phase = (episodes.support_x @ self.combs.direction).double()  # [T, S]
-            kept = search(phase, residual, combs, self.settings.candidates)
-            q = q.joined(combs.of(kept, self.combs.direction))
+            q = q.joined(self._found_combs(episodes, residual, log_others))
         if self.shapes is not None:
             shapes = Shapes(*self.shapes(log_others))
             phase = (episodes.support_x @ self.shapes.direction).double()
             found = search_shapes(phase, residual, shapes, self.settings.shapes)
             q = shapes.of(found, self.shapes.direction).joined(q)
         return q
+
+    def _found_combs(self, episodes: Episodes, residual: Tensor, log_others: Tensor) -> Spectral:
+        """The periodic kernels found for each task, beside others whose prior weights sum to exp(``log_others``)."""
+        assert self.combs is not None
+        combs = Combs(*self.combs(log_others))
+        phase = (episodes.support_x @ self.combs.direction).double()  # [T, S]
+        return combs.of(search(phase, residual, combs, self.settings.candidates), self.combs.direction)
+
+    def _periodic_evidence(self, episodes: Episodes) -> Tensor:
+        """The log evidence of each task's own periodic kernels together, ``[T]``."""
+        assert isinstance(self.head, MixtureHead)
+        targets, samples = episodes.support_y.double(), episodes.support_x.shape[1]
+        q = self._found_combs(episodes, targets, self.log_power.new_zeros(()))
+        fit = ridge.solve(Exact().gram(episodes.support_x, q, samples), targets, self.head.noise(q))
+        return (q.log_prior + fit.log_evidence(q.amplitude.double())).logsumexp(0)
 
     def solve(
         self, episodes: Episodes, memory: Memory | None = None, generator: torch.Generator | None = None
@@ -396,7 +413,7 @@ class MetaVRF(KernelLearner):
         if prediction.loss is None:
             return prediction
         loss, terms = prediction.loss, dict(prediction.terms)
-        if self.prior is not None and inferred is not None:
+        if self.prior is not None and inferred is not None and self.settings.kl_weight:
             keys = episodes.prototypes(episodes.support_x)
             prior = self.prior(episodes.query_x, keys)  # 5: p(ω|x, S)
             terms["kl"] = gaussian_kl(*(value.unsqueeze(1) for value in inferred), *prior).mean()  # over queries

@@ -19,7 +19,7 @@ from metavrf.nn.mixture import MixturePosterior
 CANDIDATES = torch.cat([torch.zeros(1), torch.logspace(-1, 1, 80)])
 WIDTHS = torch.logspace(-2, 0.5, 6)
 TEETH = torch.linspace(0.5, 50.0, 400)  # likewise, of combs
-ROUGH_WIDTHS = torch.logspace(-1.5, 1.0, 40)
+STILL_WIDTHS = torch.logspace(-1.5, 1.0, 40)
 AMPLITUDES_APART = torch.tensor([0.05, 3.0])
 KAPPAS = torch.tensor([1.0, 4.0, 16.0, 64.0])
 TRIED_AT_ONCE = 100
@@ -29,8 +29,15 @@ GOLDEN = 0.5 * (math.sqrt(5) - 1)
 SMALLEST_AMPLITUDE = 1e-6
 
 
-def spread(learner: KernelLearner, posterior: MixturePosterior, episodes: Episodes) -> None:
-    """Start M kernels apart: of functions along ω, of classes by their width."""
+def spread(
+    learner: KernelLearner, posterior: MixturePosterior, episodes: Episodes, rival: Tensor | None = None
+) -> None:
+    """Start M kernels apart: of functions along ω, of classes by their width.
+
+    ``rival [T]`` is the log evidence of periodic kernels of each task's own, where there are such. What repeats itself
+    is then theirs to tell: the others start without a frequency, and tasks have a say as far as the rival explains them
+    no better.
+    """
     components, size = posterior.mean.shape
     if episodes.way is not None:
         widths = torch.linspace(-1.0, 1.0, components).unsqueeze(1)
@@ -46,15 +53,19 @@ def spread(learner: KernelLearner, posterior: MixturePosterior, episodes: Episod
         learner.head.level.copy_(level)
     amplitude = max(float(episodes.support_y.square().mean()), SMALLEST_AMPLITUDE)
     peaks = components - posterior.combs - posterior.rough
-    multiples, widths = torch.cartesian_prod(CANDIDATES, WIDTHS).unsqueeze(-1).unbind(1)  # [C, 1] each
-    chosen = _chosen(learner, episodes, multiples * omega, widths.expand(-1, size) / math.sqrt(size), amplitude, peaks)
+    if rival is None:
+        multiples, widths = torch.cartesian_prod(CANDIDATES, WIDTHS).unsqueeze(-1).unbind(1)  # [C, 1] each
+    else:
+        multiples, widths = torch.zeros(len(STILL_WIDTHS), 1), STILL_WIDTHS.unsqueeze(1)
+    stds = widths.expand(-1, size) / math.sqrt(size)
+    chosen = _chosen(learner, episodes, multiples * omega, stds, amplitude, peaks, rival=rival)
     between = (torch.arange(peaks) * GOLDEN % 1 - 0.5).unsqueeze(1) * (CANDIDATES[2] / CANDIDATES[1]).log()
     mean = multiples[chosen] * omega * between.exp()
     log_std = (widths[chosen] / math.sqrt(size)).log().expand(-1, size)
     if posterior.rough:
-        widths = ROUGH_WIDTHS.unsqueeze(1).expand(-1, size) / math.sqrt(size)
+        widths = STILL_WIDTHS.unsqueeze(1).expand(-1, size) / math.sqrt(size)
         still = torch.zeros_like(widths)
-        chosen = _chosen(learner, episodes, still, widths, amplitude, posterior.rough, rough=True)
+        chosen = _chosen(learner, episodes, still, widths, amplitude, posterior.rough, rough=True, rival=rival)
         mean, log_std = torch.cat([mean, still[chosen]]), torch.cat([log_std, widths[chosen].log()])
     if posterior.log_comb is not None:
         teeth, kappa = torch.cartesian_prod(TEETH, KAPPAS).unsqueeze(-1).unbind(1)
@@ -86,8 +97,12 @@ def _chosen(  # noqa: PLR0917
     comb: Tensor | None = None,
     *,
     rough: bool = False,
+    rival: Tensor | None = None,
 ) -> Tensor:
-    """Which of candidate kernels ``[C, d]`` to start at: strata of their mean posterior weight on the tasks."""
+    """Which of candidate kernels ``[C, d]`` to start at: strata of their mean posterior weight on the tasks.
+
+    All candidates together are as likely beforehand as the ``rival``.
+    """
     task = learner.placed(learner.embedded(episodes.asking(episodes.query_x[:, :1])))[0]
     z = torch.cat([task.support_x, task.query_x], dim=1)
     evidence = []
@@ -99,6 +114,8 @@ def _chosen(  # noqa: PLR0917
         kernel = Exact().gram(z, q, task.support_x.shape[1])
         noise = torch.full_like(scalar, learner.settings.noise)
         evidence.append(solve(kernel, task.support_targets.double(), noise).log_evidence(scalar))
-    share = torch.softmax(torch.cat(evidence), dim=0).mean(1).cumsum(0)
-    strata = (torch.arange(count, dtype=torch.double) + 0.5) / count
+    if rival is not None:
+        evidence.append(rival.unsqueeze(0) + math.log(len(mean)))
+    share = torch.softmax(torch.cat(evidence), dim=0)[: len(mean)].mean(1).cumsum(0)
+    strata = (torch.arange(count, dtype=torch.double) + 0.5) / count * share[-1]
     return torch.searchsorted(share, strata).clamp_max(len(mean) - 1)

@@ -1,4 +1,4 @@
-"""What an LSTM makes of a stream: the plain Bayesian update over M kernels, corrected, and kernels between them."""
+"""What is made of a stream: the Bayesian update over M kernels, kernels between them, and an LSTM correcting both."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Recall(nn.Module):
 
     The prior weight of kernel m is π_m·exp(eˢ·c_m + Δ_m), where c is the carried evidence (:class:`Carry`). An LSTM
     reads what this support and those before it say of each kernel, and gives s and Δ. Both start at 0, where this is
-    the plain update.
+    the plain update; without an LSTM (``kind`` "bayes") they stay there.
 
     What a stream shares lies between two kernels, and the update can only choose one of them, however many tasks there
     were. So some kernels are this task's own. Each has the mean of all kernels' μ, and of the logarithms of their σ, a²
@@ -27,18 +27,20 @@ class Recall(nn.Module):
     ``NEAREST`` most probable kernels fall behind on average. Where the evidence is a parabola in μ, these weights are
     as wide as the kernels are apart, however strong the evidence is, and the mean is the vertex. The deviation falls
     with d, as a posterior's would. β, s₀, what deviation and noise are multiplied by, and the prior weight are learned
-    and corrected by the LSTM.
+    and corrected by the LSTM, if there is one.
     """
 
     def __init__(self, kind: str, components: int, units: int) -> None:
         """``kind`` and ``units`` are those of the :class:`Context`."""
         super().__init__()
-        self.carry = Carry(learned=True)
+        recurrent = kind != "bayes"
+        self.carry = Carry(learned=recurrent)
         self.context = Context(kind, 2 * components, units=units, causal=True)
         self.sizes = [components, 1, OWN * components, OWN * 3]
-        self.correction = nn.Linear(self.context.size, sum(self.sizes))
-        for parameter in self.correction.parameters():
-            nn.init.zeros_(parameter)
+        self.correction = nn.Linear(self.context.size, sum(self.sizes)) if recurrent else None
+        if self.correction is not None:
+            for parameter in self.correction.parameters():
+                nn.init.zeros_(parameter)
         self.learned = nn.Parameter(torch.tensor(START).repeat(OWN, 1) / PACE)  # log β/2, s₀, and the factors
 
     def forward(self, q: Mixture, evidence: Tensor, memory: Memory | None, stream: int) -> tuple[Mixture, Memory]:
@@ -46,7 +48,8 @@ class Recall(nn.Module):
         carried, after = self.carry(evidence, memory, stream)
         read = torch.cat([(logits.log_softmax(0) / SOFTNESS).exp() for logits in (evidence, carried)])
         h, state = self.context(read.mT.to(self.learned).detach(), memory, stream)
-        shift, trust, chosen, scaled = self.correction(h).mT.to(evidence).split(self.sizes)  # [.., T]
+        corrections = h.new_zeros(len(h), sum(self.sizes)) if self.correction is None else self.correction(h)
+        shift, trust, chosen, scaled = corrections.mT.to(evidence).split(self.sizes)  # [.., T]
         shift, trust, scaled = (MOST_MOVED * torch.tanh(value / MOST_MOVED) for value in (shift, trust, scaled))
         log_prior = q.log_prior + trust.exp() * carried + shift
         posterior = (q.log_prior + carried + evidence).log_softmax(0)

@@ -16,9 +16,9 @@ DECAYING = ("embedding.", "classifier.")
 
 def make_optimizer(settings: TrainingSettings, module: nn.Module) -> torch.optim.Optimizer:
     """Adam or gradient descent with momentum; only matrices of the embedding and of a classifier decay."""
-    groups: list[dict[str, object]] = [{"params": list(module.parameters())}]
+    named = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+    groups: list[dict[str, object]] = [{"params": list(named.values())}]
     if settings.weight_decay:
-        named = dict(module.named_parameters())
         decaying = {name for name, weight in named.items() if name.startswith(DECAYING) and weight.ndim > 1}
         groups = [
             {"params": [named[name] for name in named if name in decaying], "weight_decay": settings.weight_decay},

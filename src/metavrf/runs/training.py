@@ -281,7 +281,8 @@ class Trainer:
             saved = self.run.state_file.exists()
             hint = f"the last checkpoint in {self.run.path} is kept" if saved else "there is no checkpoint yet"
             raise UserError(f"training failed at step {self.at.step}: {error}; lower --lr ({hint})") from error
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:  # the optimiser's own zero_grad takes a share of a small step
+            parameter.grad = None
         if alone:
             loss.backward()
         else:

@@ -174,9 +174,11 @@ def streams(task: str) -> Study:
     """Contexts on streams of related tasks."""
     shown = {"all tasks": "mean", "first of a stream": "by_position.0", "last of a stream": "by_position.9"}
     test: Options = {"shot": 3, "stream": 10, "tasks": 2000}
+    rows: dict[str, Options] = {context: {"context": context} for context in ("none", "bayes", "lstm", "bilstm")}
+    rows["bayes, kernels between"] = {"context": "bayes", "between": True}
     cells = [
-        Cell(context, column, Training(task, {**STREAM, "context": context}), test, show)
-        for context in ("none", "bayes", "lstm", "bilstm")
+        Cell(row, column, Training(task, {**STREAM, **options}), test, show)
+        for row, options in rows.items()
         for column, show in shown.items()
     ]
     return Study(f"Streams of ten related tasks ({task}), 3 points each", cells, "positions", "position in the stream")
