@@ -66,7 +66,7 @@ class IMAML(MAML):
         "all": {"lr": 1e-3, "dropout": 0.0, "conjugate_steps": 5},
         "functions": {"inner_lr": 0.01, "inner_steps": 16},
         "classes": PHOTOGRAPHS | {"inner_steps": 10, "proximal": 0.5, "iterations": 60_000},
-        "omniglot": {"inner_steps": 16, "inner_lr": 0.1, "proximal": 2.0, "batch": 32, "channels": 64}
+        "omniglot": {"inner_steps": 16, "inner_lr": 0.1, "proximal": 2.0, "batch": 32, "query": 1, "channels": 64}
         | {"iterations": 20_000},
     }
 
