@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -422,17 +422,34 @@ def learners_omniglot() -> Rows:
 
 @table("learners-all")
 def learners_all() -> Rows:
-    """Every learner of classes, after some minutes of one core."""
-    found = result("omniglot-all-learners")
-    head, *lines = _comparison("omniglot-all-learners", classes=True)
-    first, step = head.index("accuracy (%)") + 1, head.index("ms per task") + 1
-    table = [[*head[:first], "validation", *head[first:step], "CPU ms per step", *head[step:]]]
-    for line, row in zip(lines, found["rows"], strict=True):
-        training = found["trainings"][row["name"]]
-        validation = f"{training['validation']['val_accuracy']:.1f}"
-        ms = f"{1000 * training['train_cpu_seconds'] / training['steps']:.0f}"
-        table.append([*line[:first], validation, *line[first:step], ms, *line[step:]])
-    return table
+    """Every learner of classes, after some minutes of one core: two trainings at 1 shot, the second at 5 shots too."""
+    files = [result(f"omniglot-all-learners{part}") for part in ("", "-seed1", "-seed1-5shot")]
+    first, second, five = ({row["learner"]: row for row in file["rows"]} for file in files)
+    trainings = [{row["learner"]: file["trainings"][row["name"]] for row in file["rows"]} for file in files[:2]]
+    head = ["", "1 shot, seed 0 (%)", "1 shot, seed 1 (%)", "5 shots, seed 1 (%)", "validation, 1 shot"]
+    head += ["nll", "calibration error", "CPU min", "ms per task", "CPU ms per step", "parameters"]
+    lines = []
+    for name, row in first.items():
+        rows = [seed[name] for seed in (first, second) if name in seed]
+        runs = [seed[name] for seed in trainings if name in seed]
+        line = [
+            name,
+            *(accuracy(test[name]) if name in test else "" for test in (first, second, five)),
+            _both(f"{run['validation']['val_accuracy']:.1f}" for run in runs),
+            _both(f"{row['nll']:.3f}" for row in rows),
+            _both(f"{row['ece']:.3f}" for row in rows),
+            _both(f"{run['train_cpu_seconds'] / 60:.1f}" for run in runs),
+            _both(f"{row['adapt_ms']:.0f}" for row in rows),
+            _both(f"{1000 * run['train_cpu_seconds'] / run['steps']:.0f}" for run in runs),
+            f"{row['parameters']:,}",
+        ]
+        lines.append([*line, row["published"], five.get(name, {"published": ""})["published"]])
+    return [[*head, "paper, 1 shot", "paper, 5 shots"], *lines]
+
+
+def _both(cells: Iterable[str]) -> str:
+    """What two trainings say, one after the other."""
+    return " / ".join(cells)
 
 
 @table("learners-sine-new")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +145,44 @@ def test_every_preset_is_sound(name: str, task: str, kind: str) -> None:
     assert config.episode.train_way == 0 or LEARNERS[name].any_way
 
 
+# What a paper's training is too large for a test by; all else of its preset stays.
+SMALL: dict[str, Any] = {"image_size": 32, "grey": True, "way": 3, "shot": 1, "query": 1, "test_query": 2, "batch": 2}
+SMALL |= {"iterations": 1, "validate_every": 1, "validate_tasks": 2}
+MOST_CLASSES, MOST_SHOTS = 8, 3
+
+
+@each_name
+@pytest.mark.parametrize("task", ["omniglot", "cifar-fs", "mini-imagenet"])
+def test_the_papers_preset_of_pictures_takes_a_training_step(
+    name: str, task: str, folder: Path, tmp_path: Path
+) -> None:
+    paper = Config.of(task, name, "paper")
+    ways = {"train_way": min(paper.episode.train_way, MOST_CLASSES), "most_shot": min(paper.episode.most_shot, MOST_SHOTS)}
+    config = replace(paper.with_options(**SMALL | ways), task=str(folder))
+    run = metavrf.train(config, out=tmp_path / "run", quiet=True)
+    saved = run.config()
+    assert (saved.model, saved.embedding) == (paper.model, paper.embedding)
+    assert (saved.training.lr, saved.training.optimizer, saved.training.clip, saved.training.schedule) == (
+        paper.training.lr,
+        paper.training.optimizer,
+        paper.training.clip,
+        paper.training.schedule,
+    )
+    (record,) = run.metrics()
+    assert math.isfinite(record["loss"])
+    assert run.result()["steps"] == 1
+
+
+@pytest.mark.parametrize("name", [name for name in LEARNERS if "regression" in LEARNERS[name].solves])
+def test_the_papers_preset_of_functions_takes_a_training_step(name: str, tmp_path: Path) -> None:
+    paper = Config.of("sine", name, "paper")
+    run = metavrf.train(paper.with_options(iterations=1, batch=2, validate_tasks=2), out=tmp_path / "run", quiet=True)
+    assert (run.config().model, run.config().embedding) == (paper.model, paper.embedding)
+    (record,) = run.metrics()
+    assert math.isfinite(record["loss"])
+    assert record["val_mse"] > 0
+
+
 def test_presets_hold_what_the_papers_say() -> None:
     maml = Config.of("omniglot", "maml", "paper")
     assert (maml.model.inner_lr, maml.model.inner_steps, maml.model.test_inner_steps) == (0.4, 1, 3)
@@ -153,6 +193,24 @@ def test_presets_hold_what_the_papers_say() -> None:
     assert Config.of("omniglot", "r2d2", "paper").model.ridge == 50
     assert Config.of("omniglot", "versa", "paper").model.samples == 10
     assert Config.of("omniglot", "rff", "paper").model.bases == 2048
+    gnn = Config.of("omniglot", "gnn", "paper")
+    assert (gnn.episode.batch, gnn.training.iterations, gnn.training.weight_decay) == (300, 100_000, 0.0)
+    assert Config.of("mini-imagenet", "gnn", "paper").training.weight_decay == 1e-6
+    tadam = Config.of("mini-imagenet", "tadam", "paper")
+    assert (tadam.episode.batch, tadam.episode.query, tadam.training.clip) == (5, 2, 1.0)
+    assert (tadam.training.optimizer, tadam.embedding.embedding, tadam.embedding.dropout) == ("sgd", "resnet12", 0.0)
+    leo = Config.of("own.safetensors", "leo", "paper")
+    assert (leo.model.kl_weight, leo.model.orthogonal_weight, leo.training.clip) == (0.756, 0.188, 0.1)
+    imp = Config.of("mini-imagenet", "imp", "paper").model
+    assert (imp.variance, imp.concentration) == (15.0, 1e-5)
+    assert Config.of("omniglot", "imp", "paper").training.iterations == 20_000
+    r2d2 = Config.of("cifar-fs", "r2d2", "paper")
+    assert (r2d2.episode.train_shot, r2d2.episode.most_shot, r2d2.episode.query, r2d2.model.gamma) == (1, 9, 7, 10.0)
+    assert Config.of("omniglot", "relation", "paper").training.clip == 0.5
+    classifier = Config.of("mini-imagenet", "classifier", "paper").episode
+    assert classifier.train_way * (classifier.train_shot + classifier.query) == 16
+    assert Config.of("omniglot", "maml", "paper").episode.query == 1
+    assert Config.of("sine", "cavia", "paper").episode.query == 10
 
 
 # Comparison

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.func import functional_call
 from inner_loops import Smooth, gradients, pictures, sine
 from metavrf.config import Config
 from metavrf.episodes import Episodes
+from metavrf.errors import UserError
 from metavrf.learners.imaml import IMAML, ImplicitSettings
 from metavrf.nn.embeddings import ConvNet
 from metavrf.spec import TaskSpec
@@ -131,9 +133,11 @@ def nodes(loss: Tensor) -> int:
     return len(seen)
 
 
-@pytest.mark.parametrize("make", [of_curves, of_pictures])
+@pytest.mark.parametrize(
+    "make", [of_curves, of_pictures, partial(of_curves, inner_solver="gauss-newton", inner_lr=1.0)]
+)
 def test_memory_is_flat_in_inner_steps(make: Callable[..., IMAML]) -> None:
-    episodes = sine() if make is of_curves else pictures()
+    episodes = pictures() if make is of_pictures else sine()
 
     def run(steps: int) -> Tensor:
         loss = make(inner_steps=steps).train()(episodes).loss
@@ -163,6 +167,72 @@ def test_weights_are_held_at_the_start() -> None:
 
     assert away(proximal=0.5) > 4 * away(proximal=5.0) > 0
     assert away(inner_steps=400) == pytest.approx(away(inner_steps=800), rel=1e-6)  # it has converged
+
+
+GAUSS_NEWTON: dict[str, Any] = {"inner_solver": "gauss-newton", "inner_lr": 1.0, "inner_steps": 80}
+
+
+def test_gauss_newton_finds_where_gradient_descent_ends() -> None:
+    episodes = sine()
+    x, y = episodes.support_x[0], episodes.support_y[0]
+
+    def found(**settings: Any) -> Tensor:
+        learner = of_curves(**settings)
+        return torch.cat([value.flatten() for value in learner.adapt(learner.start(), x, y).values()])
+
+    torch.testing.assert_close(found(**GAUSS_NEWTON), found(), rtol=1e-5, atol=1e-6)
+    far = (found(**GAUSS_NEWTON | {"inner_steps": 2}) - found()).norm()
+    assert far < 0.1 * (found(inner_steps=2) - found()).norm()
+
+
+def test_gauss_newton_has_the_same_implicit_gradient() -> None:
+    episodes = sine()
+
+    def gradient(**settings: Any) -> dict[str, Tensor]:
+        learner = of_curves(**settings)
+        return gradients(learner, learner.train()(episodes).terms["mse"])
+
+    expected = gradient()
+    for name, value in gradient(**GAUSS_NEWTON).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-7)
+
+
+def test_a_gauss_newton_step_is_ridge_regression_on_the_slopes_of_the_outputs() -> None:
+    learner, episodes = of_curves(**GAUSS_NEWTON), sine()
+    x, y = episodes.support_x[0], episodes.support_y[0]
+    start = learner.start()
+    weights = {name: value + 0.1 for name, value in start.items()}
+    flat = torch.cat([value.detach().flatten() for value in weights.values()])
+    sizes = [value.numel() for value in weights.values()]
+
+    def outputs(flat: Tensor) -> Tensor:
+        pairs = zip(weights.items(), flat.split(sizes), strict=True)
+        return learner.outputs({name: part.view_as(w) for (name, w), part in pairs}, x, len(x)).flatten()
+
+    slopes = torch.autograd.functional.jacobian(outputs, flat)  # one row at a time
+    moved = flat - torch.cat([value.detach().flatten() for value in start.values()])
+    # Least squares over the step: the linear outputs' error, and the distance to the start.
+    root = (learner.settings.proximal / 2) ** 0.5
+    system = torch.cat([slopes / len(x) ** 0.5, root * torch.eye(PARAMETERS, dtype=torch.float64)])
+    wanted = torch.cat([(y.flatten() - outputs(flat)) / len(x) ** 0.5, -root * moved])
+    expected = torch.linalg.lstsq(system, wanted.unsqueeze(1)).solution.squeeze(1)
+    found = torch.cat([value.flatten() for value in learner.gauss_newton(start, weights, x, y).values()])
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("solver", ["gradient", "gauss-newton"])
+def test_inner_steps_never_make_the_problem_worse(solver: str) -> None:
+    learner, episodes = of_curves(inner_solver=solver, inner_lr=9.0, inner_steps=6, proximal=0.5), sine()
+    start = learner.start()
+    for x, y in zip(episodes.support_x, episodes.support_y, strict=True):
+        found = learner.adapt(start, x, y)
+        away = sum((found[name] - start[name]).square().sum() for name in start)
+        assert learner.task_loss(found, x, y) + 0.25 * away <= learner.task_loss(start, x, y)
+
+
+def test_gauss_newton_is_refused_on_classes() -> None:
+    with pytest.raises(UserError, match="^inner_solver = 'gauss-newton' is for functions"):
+        of_pictures(inner_solver="gauss-newton")
 
 
 def test_the_paper_says_sixteen_steps_and_a_proximal_weight_of_two() -> None:

@@ -15,7 +15,8 @@ support samples.
 The authors train the network first and φ after it, on its features, with φ predicting the weights of all classes at
 once. Here both are trained together unless a trained network is given (``--start-from``, or ready features), and other
 classes keep the classifier's weights. Their published code for miniImageNet has the two layers and the start of
-``predictor = "mlp"``, and scales activations and weights to length one, as here.
+``predictor = "mlp"``, and scales activations and weights to length one, as here. The preset "paper" is the second stage
+of that code, so give it a trained network; there the learning rate is constant in these 12,500 steps too.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Activations(NewWeights):
     citation = "Qiao et al., Few-shot image recognition by predicting parameters from activations, CVPR 2018"
     Settings = ActivationsSettings
     paper = {
-        "classes": {"lr": 1e-3, "batch": 1, "task_weight": 0.0, "train_way": 64, "train_shot": 1, "query": 1},
+        "classes": {"optimizer": "sgd", "lr": 1e-3, "weight_decay": 5e-4, "iterations": 12_500, "dropout": 0.0}
+        | {"batch": 1, "train_way": 64, "train_shot": 1, "query": 1, "task_weight": 0.0},
         "omniglot": {"embedding": "conv4"},
     }
 

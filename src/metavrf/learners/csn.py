@@ -15,7 +15,9 @@ neurons get their own error p - y either way. A query then asks the memory by it
 
 The authors' code was not released. Their shifted network is a whole CNN, residual network or LSTM, and keys come from a
 second CNN. Here the embedding is shared: hidden layers after it are shifted, and keys are a linear map of its features.
-So a picture is embedded once, and ready features work too. γ is learned here.
+So a picture is embedded once, and ready features work too. γ is learned here. The paper has the learning rate, layers
+and filters of the preset "paper"; its tasks per step and steps are not published. It has dropout, without saying how
+much.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class CSN(Learner):
     Settings = CSNSettings
     presets = {"classes": {"train_way": 0, "train_shot": 0, "batch": 12, "query": 5}}
     paper = {
-        "classes": {"lr": 1e-3, "batch": 32, "channels": 32, "embedding": "conv5"},
+        "classes": {"lr": 1e-3, "batch": 32, "channels": 32, "embedding": "conv5", "dropout": 0.0},
         "features": {"embedding": "ready"},
     }
 

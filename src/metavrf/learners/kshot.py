@@ -22,7 +22,8 @@ The authors fix a trained network and fit the prior to its last layer: ``task_we
 the loss of the tasks teaches the embedding too. They fit the Gaussian with a hyperprior and find a shared isotropic
 covariance as good as any, which is the default here; a learned factor (``spread``) takes the place of the hyperprior.
 Features have length √d here, or a linear classifier of thousands of classes would first shrink them to nothing. Biases
-of the classifier are left out.
+of the classifier are left out. Their code is not published: in the preset "paper" the two stages and the prior are
+theirs, the learning rate and the number of steps and samples are not.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class KShot(WithTrainingClasses):
     citation = "Bauer et al., Discriminative k-shot learning using probabilistic models, arXiv 1706.00326, 2017"
     cosine = False
     Settings = KShotSettings
-    paper = {"classes": {"task_weight": 0.0, "spread": 1.0, "samples": 10}}
+    paper = {"classes": {"task_weight": 0.0, "spread": 1.0, "samples": 10, "dropout": 0.0}}
     seed: Tensor
 
     def setup(self, generator: torch.Generator) -> None:

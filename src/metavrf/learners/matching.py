@@ -2,7 +2,8 @@
 
 A query attends to the support samples by the cosine of their features; the probability of a class is the attention its
 samples get. This is the version without full context embeddings, which is the one the paper reports on Omniglot. The
-paper's softmax has no temperature; ours is learned, and starts at 1 in the preset "paper".
+paper's softmax has no temperature; ours is learned, and starts at 1 in the preset "paper". Its learning rate, tasks per
+step and steps are not published.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ alone would say:
 averaged: the queries play no part in it. Where the weight w is 1 / queries, the loss is the bound of the paper.
 
 The authors normalise each pass by its own batch, which makes their figures transductive. Here a task is normalised by
-its support, in training too.
+its support, in training too. Their code is not published: in the preset "paper" the deviation and rate of the start and
+the weight of the divergence are ours.
 """
 
 from __future__ import annotations

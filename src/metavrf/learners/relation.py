@@ -37,6 +37,7 @@ class Relation(Learner):
     paper = {
         "classes": {
             "lr": 1e-3,
+            "clip": 0.5,
             "batch": 1,
             "iterations": 500_000,
             "dropout": 0.0,

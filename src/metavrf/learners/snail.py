@@ -17,8 +17,9 @@ place only; here they are 1, 2, 4, ... Keys start as queries do, so that a place
 the start. The first attention compares features alone and reads targets alone at first, a query hardly attends to
 itself there, and the last layer starts with what it reads: so training starts from matching networks, and the rest of
 the network learns to do better. From a random start a query mostly attends to itself, which has no target, and it takes
-long to learn to compare at all. The authors' layers are twice as wide, as in the preset "paper". In regression the
-answer is a normal, as in :mod:`metavrf.learners.cnp`.
+long to learn to compare at all. The authors' layers are twice as wide, as in the preset "paper". Their code is not
+published, so its learning rate, tasks per step and number of steps could not be checked. In regression the answer is a
+normal, as in :mod:`metavrf.learners.cnp`.
 """
 
 from __future__ import annotations
