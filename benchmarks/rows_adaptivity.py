@@ -128,7 +128,7 @@ def adaptivity(size: Size, tasks: int) -> dict[str, Any]:
         with torch.no_grad():
             families, log_prior = learner.candidates(x[: size.rows], targets)
             plain = Kernels(families[:1])  # parity depends on the values of a task: those kernels have no fellows
-            score = learner.scores(plain, x[: size.rows], targets) + log_prior[: len(plain.noise)].unsqueeze(1)
+            score = learner.scores(plain, targets) + log_prior[: len(plain.noise)].unsqueeze(1)
         weights.append(score.flatten().softmax(0).view_as(score))
         prepared.append((plain, x, y, targets))
     all_weights = torch.stack(weights)

@@ -39,7 +39,7 @@ def test_training_weighs_proposals_as_use_does(size: Size) -> None:
     own = {"scale": found.scale[0], "wave": torch.zeros_like(found.scale[0])}
     family = Standardised.on(x, **own, linear=found.linear[0], noise=found.noise[0])
     torch.testing.assert_close(kernel(found, support.z, support.z)[0], family(x)[0])
-    score = learner(size.columns, regression=size.classes is None).scores(Kernels([family]), x, targets)
+    score = learner(size.columns, regression=size.classes is None).scores(Kernels([family]), targets)
     trained = judge(found, support).score[:, 0].view(-1, PROPOSALS).T
     weights, expected = trained.flatten().softmax(0), score.flatten().softmax(0)
     torch.testing.assert_close(weights, expected, rtol=2e-2, atol=1e-3)  # frequencies of classes are smoothed in use

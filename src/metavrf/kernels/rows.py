@@ -7,11 +7,12 @@ a network), Gaussian, with or without square roots and centring; on binary colum
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 LENGTHS = (0.35, 0.53, 0.79, 1.2, 1.8, 2.7, 4.0)  # of rows of length 1
 NOISES = (0.01, 0.1, 1.0)
@@ -19,8 +20,11 @@ PARITY_NOISES = (0.01, 0.3)
 MOST_SUBSETS = 50  # of binary columns
 
 
-class Standardised(nn.Module):
-    """Kernels on standardised columns, between any rows and the support's."""
+class Standardised:
+    """Kernels on standardised columns, between any rows and the support's.
+
+    Plain objects: many are made and thrown away in each fit.
+    """
 
     own: ClassVar[tuple[str, ...]] = ("scale", "wave", "linear", "noise")
     centre: Tensor
@@ -33,43 +37,56 @@ class Standardised(nn.Module):
 
     def __init__(self, **tensors: Tensor) -> None:
         """``scale`` s and ``wave`` ω are ``[K, d]``, ``linear`` b and ``noise`` λ ``[K]``, ``support [S, d]``."""
-        super().__init__()
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor)
+        vars(self).update(tensors)
 
     @classmethod
     def on(cls, x: Tensor, **own: Tensor) -> Self:
         """On a support ``x [S, d]``. A constant column says nothing and has no part in any kernel."""
         centre, deviation = x.mean(0), x.std(0, correction=0)
         varies = deviation > 1e-10 * x.abs().amax(0)
-        deviation = torch.where(varies, deviation, 1.0)
+        deviation = torch.where(varies, deviation, torch.inf)
         own |= {"scale": own["scale"] * varies, "wave": own["wave"] * varies}
         return cls(**own, centre=centre, deviation=deviation, support=(x - centre) / deviation)
 
-    def forward(self, x: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """K̃ ``[K, N, M]`` and k(x, x) ``[K, N]`` of rows ``x [N, d]`` with ``other [M, d]``, or with the support."""
-        z = (x - self.centre) / self.deviation
-        beside = self.support if other is None else (other - self.centre) / self.deviation
-        ours, theirs = z * self.scale.unsqueeze(1), beside * self.scale.unsqueeze(1)
-        length, other = ours.square().sum(-1), theirs.square().sum(-1)
-        inner = ours @ theirs.mT
-        smooth = (inner - 0.5 * length.unsqueeze(-1)).sub_(0.5 * other.unsqueeze(-2)).exp_()  # in place: may be large
+        return self.between(self.seen(x), self.support if other is None else self.seen(other))
+
+    def gram(self) -> Tensor:
+        """K ``[K, S, S]`` of the support."""
+        return self.between(self.support, self.support)[0]
+
+    def seen(self, x: Tensor) -> Tensor:
+        """Rows as the kernels see them, ``[N, d]``."""
+        return (x - self.centre) / self.deviation
+
+    def between(self, z: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of rows that are :meth:`seen` already."""
+        ours, theirs = z * self.scale.unsqueeze(1), other * self.scale.unsqueeze(1)
+        length = ours.square().sum(-1, keepdim=True)  # [K, N, 1]
+        smoothness, slope = 1 - self.linear, self.linear / self.scale.square().sum(-1).clamp_min(1e-12)
+        own = smoothness.log()[:, None, None] - 0.5 * length
+        its = -0.5 * theirs.square().sum(-1).unsqueeze(1)
+        kernel = torch.baddbmm(its, ours, theirs.mT).add_(own).exp_()  # in place: may be large
         if self.waves:
-            ours, theirs = self.wave @ z.mT, self.wave @ beside.mT
-            smooth *= torch.cos(ours.unsqueeze(-1) - theirs.unsqueeze(-2))
-        smoothness = 1 - self.linear.unsqueeze(-1)
-        slope = (self.linear / self.scale.square().sum(-1).clamp_min(1e-12)).unsqueeze(-1)
-        kernel = inner.mul_(slope.unsqueeze(-1)).addcmul_(smoothness.unsqueeze(-1), smooth)
-        return kernel, smoothness + slope * length
+            ours_in_turn, theirs_in_turn = self.wave @ z.mT, self.wave @ other.mT
+            kernel *= torch.cos(ours_in_turn.unsqueeze(-1) - theirs_in_turn.unsqueeze(-2))
+        kernel.baddbmm_(slope[:, None, None] * ours, theirs.mT)
+        return kernel, smoothness.unsqueeze(-1) + slope.unsqueeze(-1) * length.squeeze(-1)
 
     @property
     def waves(self) -> bool:
         """Whether any kernel is one."""
         return self.scale.shape[1] == 1
 
-    def chosen(self, index: Tensor) -> Self:
+    def chosen(self, index: Tensor | slice) -> Self:
         """Some of the kernels."""
-        return type(self)(**{name: t[index] if name in self.own else t for name, t in self.named_buffers()})
+        return type(self)(**vars(self) | {name: getattr(self, name)[index] for name in self.own})
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """In another precision."""
+        numbers = {name: tensor for name, tensor in vars(self).items() if tensor.is_floating_point()}
+        return type(self)(**vars(self) | {name: tensor.to(dtype) for name, tensor in numbers.items()})
 
     def on_support(self, x: Tensor) -> Self:
         """The same kernels on another support."""
@@ -104,7 +121,7 @@ class UnitLength(Standardised):
         """On a support ``x [S, d]``."""
         centre = torch.stack([cls.unit(x).mean(0), cls.unit(cls.rooted(x)).mean(0)])
         made = cls(**own, centre=centre, support=x[:0])
-        made.support = made.views(x)
+        made.support = made.seen(x)
         return made
 
     @staticmethod
@@ -117,18 +134,14 @@ class UnitLength(Standardised):
         """Square roots, with the sign kept."""
         return x.sign() * x.abs().sqrt()
 
-    def views(self, x: Tensor) -> Tensor:
-        """``[4, N, d]``."""
+    def seen(self, x: Tensor) -> Tensor:
+        """The four views, ``[4, N, d]``."""
         plain, rooted = self.unit(x), self.unit(self.rooted(x))
         return torch.stack([plain, rooted, self.unit(plain - self.centre[0]), self.unit(rooted - self.centre[1])])
 
-    def forward(self, x: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def between(self, z: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
         """As of :class:`Standardised`."""
-        beside = self.support if other is None else self.views(other)
-        if len(self.view) < len(self.support):
-            inner = self.views(x)[self.view] @ beside[self.view].mT
-        else:
-            inner = (self.views(x) @ beside.mT)[self.view]
+        inner = z[self.view] @ other[self.view].mT if len(self.view) < len(self.support) else (z @ other.mT)[self.view]
         kernel = inner.sub_(1).div_(self.length.square()[:, None, None]).exp_()
         return kernel, torch.ones_like(kernel[..., 0])
 
@@ -177,10 +190,9 @@ class Parity(Standardised):
         noises = x.new_tensor(PARITY_NOISES if ridge is None else (ridge,))
         return [cls.on(x, use=use.repeat(len(noises), 1), noise=noises.repeat_interleave(len(use)))]
 
-    def forward(self, x: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def between(self, z: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
         """As of :class:`Standardised`."""
-        beside = self.support if other is None else (other - self.centre) / self.deviation
-        ours, theirs = self.use @ ((x - self.centre) / self.deviation).mT, self.use @ beside.mT
+        ours, theirs = self.use @ z.mT, self.use @ other.mT
         kernel = torch.cos(math.pi * (ours.unsqueeze(-1) - theirs.unsqueeze(-2)))
         return kernel, torch.ones_like(kernel[..., 0])
 
@@ -193,27 +205,30 @@ class Parity(Standardised):
         return self.use
 
 
-class Kernels(nn.Module):
+class Kernels:
     """The candidates of all families as one list."""
 
     def __init__(self, families: list[Standardised]) -> None:
-        super().__init__()
-        self.families = nn.ModuleList([family for family in families if len(family.noise)])
+        self.families = [family for family in families if len(family.noise)]
 
     @property
     def noise(self) -> Tensor:
         """``[K]``."""
-        return torch.cat([family.noise for family in self._families()])
+        return _joined([family.noise for family in self.families])
 
-    def forward(self, x: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """As of :class:`Standardised`."""
         kernels, own = zip(*(family(x, other) for family in self.families), strict=True)
-        return torch.cat(kernels), torch.cat(own)
+        return _joined(kernels), _joined(own)
+
+    def gram(self) -> Tensor:
+        """K ``[K, S, S]`` of the support."""
+        return _joined([family.gram() for family in self.families])
 
     def chosen(self, index: Tensor) -> Kernels:
         """Some of them, in the order of the list: ``index`` must rise."""
         parts, start = [], 0
-        for family in self._families():
+        for family in self.families:
             inside = (index >= start) & (index < start + len(family.noise))
             parts.append(family.chosen(index[inside] - start))
             start += len(family.noise)
@@ -221,19 +236,21 @@ class Kernels(nn.Module):
 
     def lengths(self) -> Tensor:
         """``[K, d]``."""
-        return torch.cat([family.lengths() for family in self._families()])
+        return torch.cat([family.lengths() for family in self.families])
 
     def relevance(self) -> Tensor:
         """``[K, d]``."""
-        return torch.cat([family.relevance() for family in self._families()])
+        return torch.cat([family.relevance() for family in self.families])
 
     def on_support(self, x: Tensor) -> Kernels:
         """The same kernels on another support ``x [S, d]``."""
-        return Kernels([family.on_support(x) for family in self._families()])
+        return Kernels([family.on_support(x) for family in self.families])
 
     def linear(self) -> Tensor:
         """``[K]``, the linear share."""
-        return torch.cat([getattr(family, "linear", torch.zeros_like(family.noise)) for family in self._families()])
+        return torch.cat([getattr(family, "linear", torch.zeros_like(family.noise)) for family in self.families])
 
-    def _families(self) -> list[Standardised]:
-        return list(self.families)  # type: ignore[arg-type]
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """One after the other; of one part itself, without a copy."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

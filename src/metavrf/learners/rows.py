@@ -36,7 +36,7 @@ from metavrf.spec import TaskSpec
 CANDIDATES, REFINED = 200, 100
 MOST_ROWS = 400  # that weigh all candidates; a larger task chooses them on so many of its rows
 MOST_EXACT = 4000  # rows; a larger task is solved on random features
-VALUES_AT_ONCE = 250_000  # of kernels between rows while candidates are weighed: what a cache holds
+VALUES_AT_ONCE = 125_000  # of kernels between rows while candidates are weighed: what a cache holds
 KEPT, NEGLIGIBLE = 32, 1e-3  # components of the answer; the weight beside the heaviest's below which none is kept
 GAMMAS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 USUAL_GAMMA, USUAL_OF_UNITS = 1.0, 32.0  # rows of length 1 are all alike: what tells them apart is small
@@ -45,8 +45,7 @@ BREADTH = 2.0**0.5  # of the prior of γ in powers of two; 1 where each class ha
 COMMENSURABLE = 10  # columns that share the variance: with fewer, one unit of measure drowns the others
 MOST_PROPOSED = 100  # columns of a table that kernels are proposed for
 LEAST_NOISE = 1e-6
-SINGLE_PRECISION = 1e-4  # noise from which it is enough to weigh kernels of classes
-LARGEST_SINGLE = 1e15  # whose square single precision still holds
+SINGLE_PRECISION = 1e-4  # noise from which it is enough to weigh kernels
 
 
 class Rows(Learner):
@@ -138,12 +137,12 @@ class Rows(Learner):
         x, targets = x[rows], targets.some(rows)
         families, log_prior = self.candidates(x, targets)
         kernels = Kernels(families)
-        score = self.scores(kernels, x, targets) + log_prior.unsqueeze(1)
+        score = self.scores(kernels, targets) + log_prior.unsqueeze(1)
         if isinstance(families[0], UnitLength):
             return kernels, score
         refined, parent = self.refined(families[0], score[: len(families[0].noise)])
         more = Kernels([refined, *families])
-        of_refined = self.scores(Kernels([refined]), x, targets) + log_prior[parent].unsqueeze(1)
+        of_refined = self.scores(Kernels([refined]), targets) + log_prior[parent].unsqueeze(1)
         return more, torch.cat([of_refined, score])
 
     def candidates(self, x: Tensor, targets: Targets) -> tuple[list[Standardised], Tensor]:
@@ -205,21 +204,21 @@ class Rows(Learner):
             made.noise = (made.noise * torch.exp(0.7 * self.moves[:, columns + 2])).clamp_min(LEAST_NOISE)
         return made, parent
 
-    def scores(self, kernels: Kernels, x: Tensor, targets: Targets) -> Tensor:
+    def scores(self, kernels: Kernels, targets: Targets) -> Tensor:
         """Log evidence ``[K, 1]``; of classes ``[K, G]`` that of rows predicted in turn, in the order they have."""
-        samples, columns = x.shape
-        size = max(samples, columns)
+        samples = len(targets.values)
+        size = max(samples, self.columns)
         if targets.labels is not None:
             size = max(size, len(GAMMAS) * targets.values.shape[1])
-        plain = float(x.abs().max()) < LARGEST_SINGLE
-        single = targets.labels is not None and plain and float(kernels.noise.min()) >= SINGLE_PRECISION
-        dtype = torch.float if single else torch.double
-        x, targets = x.to(dtype), targets.to(dtype)
+        at_once = max(1, VALUES_AT_ONCE // (samples * size))
+        dtype = torch.float if float(kernels.noise.min()) >= SINGLE_PRECISION else torch.double
+        targets = targets.to(dtype)
         parts = []
-        for index in torch.arange(len(kernels.noise)).split(max(1, VALUES_AT_ONCE // (samples * size))):
-            some = kernels.chosen(index).to(dtype)
-            solved = solve(some(x)[0], some.noise, targets)
-            parts.append(self.score(solved, targets, units=isinstance(some.families[0], UnitLength)))
+        for family in kernels.families:
+            plain, units = family.to(dtype), isinstance(family, UnitLength)
+            for start in range(0, len(family.noise), at_once):
+                some = plain.chosen(slice(start, start + at_once))
+                parts.append(self.score(solve(some.gram(), some.noise, targets), targets, units=units))
         return torch.cat(parts).double()
 
     def score(self, solved: Solved, targets: Targets, *, units: bool) -> Tensor:
@@ -246,7 +245,7 @@ class Rows(Learner):
         """
         number, count = _drawn(score.logsumexp(1), min(KEPT, max(1, MOST_VALUES // len(x) ** 2)))
         chosen = kernels.chosen(number).on_support(x)
-        solved = solve(chosen(x)[0], chosen.noise, targets)
+        solved = solve(chosen.gram(), chosen.noise, targets)
         solution = torch.linalg.solve_triangular(solved.factor.mT, solved.white, upper=True)
         weights = count.to(score).log().unsqueeze(1) + score[number].log_softmax(1)  # [K, G]
         index, scale = (weights - weights.max() > math.log(NEGLIGIBLE)).nonzero(as_tuple=True)
@@ -273,7 +272,7 @@ class Rows(Learner):
         predictor = self.adapted(support, embedded=True)
         if targets.labels is None or not isinstance(predictor, RowsPredictor):
             return None
-        solved = solve(predictor.kernels(x)[0], predictor.kernels.noise, targets)
+        solved = solve(predictor.kernels.gram(), predictor.kernels.noise, targets)
         fit = solved.left_out(targets.values)[:, rows][predictor.index]
         logits = (predictor.gamma[:, None, None] * fit + predictor.offset).log_softmax(-1)  # [P, N, C]
         own = logits.gather(-1, targets.labels[rows].expand(len(logits), -1).unsqueeze(-1)).squeeze(-1)

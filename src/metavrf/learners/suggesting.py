@@ -29,7 +29,7 @@ def suggest(predictor: RowsPredictor, x: Tensor, pool: Tensor, count: int, gener
     weights = (of_kernel[heavy] / of_kernel[heavy].sum()).unsqueeze(1)
     kernels = predictor.kernels.chosen(heavy)
     noise = kernels.noise.unsqueeze(1)
-    gram = kernels(x)[0]
+    gram = kernels.gram()
     gram.diagonal(dim1=-2, dim2=-1).add_(noise)
     cross, prior = kernels(pool)
     known = torch.linalg.solve_triangular(torch.linalg.cholesky(gram), cross.mT, upper=False)  # [K, S, N]
