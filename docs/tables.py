@@ -314,7 +314,7 @@ def processes() -> Rows:
             *(f"{means[kind]:.3f} ({min(values):.3f} to {max(values):.3f})" for kind, values in found.items()),
         ]
     ]
-    oracles = {
+    oracles: dict[str, Callable[[str], tuple[str, str | None]]] = {
         "has to infer the kind too": lambda kind: ("gp-mixed", kind),
         "knows the kind": lambda kind: (kind, None),
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -67,7 +69,14 @@ def test_tasks_that_repeat_themselves_have_no_say_in_kernels_beside_periodic_one
             for name in ("support_x", "support_y", "query_x")
         )
     )
-    settings = {"components": 16, "guards": 2, "rough": 4, "train_kernel": "exact", "context": "none", "moves": False}
+    settings: dict[str, Any] = {
+        "components": 16,
+        "guards": 2,
+        "rough": 4,
+        "train_kernel": "exact",
+        "context": "none",
+        "moves": False,
+    }
     found = []
     for episodes, candidates in ((smooth, 16), (both, 16), (both, 0)):
         model = MetaVRF(Raw(1), TaskSpec(), MetaVRFSettings(**settings, candidates=candidates, noise=1e-3))
