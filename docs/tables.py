@@ -299,6 +299,42 @@ def sine_rff() -> Rows:
     return [["points", *columns[1:]], *lines]
 
 
+# Inference
+
+PROCESSES = {"gp-rbf": "RBF", "gp-matern": "Matérn-5/2", "gp-periodic": "periodic"}
+
+
+@table("processes")
+def processes() -> Rows:
+    """Gaussian-process draws, trained on all three kinds: log likelihood per point, and the gaps to both oracles."""
+    tests = {kind: [result(f"gp-mixed-{seed}-on-{kind}") for seed in range(3)] for kind in PROCESSES}
+    limits = result("study-neural-processes-mixed")["limits"]
+    found = {kind: [-test["nll"] for test in of_kind] for kind, of_kind in tests.items()}
+    means = {kind: sum(values) / len(values) for kind, values in found.items()}
+    lines = [
+        [
+            "many kernels",
+            *(f"{means[kind]:.3f} ({min(values):.3f} to {max(values):.3f})" for kind, values in found.items()),
+        ]
+    ]
+    oracles: dict[str, Callable[[str], tuple[str, str | None]]] = {
+        "has to infer the kind too": lambda kind: ("gp-mixed", kind),
+        "knows the kind": lambda kind: (kind, None),
+    }
+    for name, tested in oracles.items():
+        known = {}
+        for kind in PROCESSES:
+            task, on = tested(kind)
+            (known[kind],) = (row for row in limits if row["test"]["task"] == task and row["test"].get("on") == on)
+            if known[kind]["data_sha256"] != tests[kind][0]["data_sha256"]:
+                raise ValueError(f"the oracle and the model were not tested on the same draws of {kind}")
+        lines.append([f"Bayes-optimal, {name}", *(f"{-row['nll']:.3f}" for row in known.values())])
+        lines.append(["gap", *(f"{-known[kind]['nll'] - means[kind]:.3f}" for kind in PROCESSES)])
+    inside = {kind: sum(test["coverage90"] for test in of_kind) / len(of_kind) for kind, of_kind in tests.items()}
+    lines.append(["in the 90 % band", *(f"{100 * share:.1f} %" for share in inside.values())])
+    return [["tested on", *PROCESSES.values()], *lines]
+
+
 # A family of one's own
 
 

@@ -21,7 +21,7 @@ def head(regression: bool = True, lam: float = 0.05) -> RidgeHead:
             made.likelihood.log_noise.fill_(math.log(0.2))
             made.likelihood.log_scale.fill_(math.log(1.3))
             made.likelihood.log_weight.fill_(math.log(2.5))
-    return made
+    return made.eval()
 
 
 def features(draws: int, samples: int) -> Tensor:
@@ -65,11 +65,16 @@ def test_variance_is_the_gaussian_process_scaled_by_the_data_plus_noise() -> Non
 
 def test_regression_nll_is_that_of_torch_distributions() -> None:
     support, query, episodes = features(1, 4), features(1, 6), regression_tasks()
-    prediction = head()(both(support, query), episodes)
+    made = head()
+    prediction = made(both(support, query), episodes)
     assert episodes.query_y is not None
     expected = -Normal(prediction.mean, prediction.std).log_prob(episodes.query_y).mean()
     torch.testing.assert_close(prediction.terms["nll"], expected)
     assert torch.equal(prediction.loss, prediction.terms["nll"])
+    trained = made.train()(both(support, query), episodes)  # which asks for the loss alone
+    torch.testing.assert_close(trained.loss, expected)
+    assert trained.loss.dtype == torch.float
+    torch.testing.assert_close(trained.mean, prediction.mean)
 
 
 def test_a_certain_model_is_counted_as_one_of_variance_one_in_a_million() -> None:
@@ -102,6 +107,9 @@ def test_regression_samples_are_averaged_and_their_spread_is_in_the_deviation() 
     torch.testing.assert_close(together.std.square(), variances.mean(0) + means.var(0, correction=0))
     assert (together.std.square() > variances.mean(0)).all()
     torch.testing.assert_close(together.loss, torch.stack([p.loss for p in singles]).mean())
+    trained = made.train()(both(support, query), episodes)
+    torch.testing.assert_close(trained.loss, together.loss)
+    torch.testing.assert_close(trained.mean, together.mean)
 
 
 def test_class_samples_are_averaged_as_probabilities() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from metavrf.episodes import Episodes
 from metavrf.learners.metavrf import MetaVRF, MetaVRFSettings
-from metavrf.nn.mlp import MLP, GaussianMLP
+from metavrf.nn.mixture import MixturePosterior
+from metavrf.nn.mlp import MLP, GaussianMLP, Raw
 from metavrf.randomness import stream
 from metavrf.spec import TaskSpec
 from metavrf.tasks.functions import family
@@ -50,3 +53,38 @@ def test_classes_start_with_bases_about_zero() -> None:
     q = model.infer(episodes.embedded(model.embedding))
     assert (q.mean == 0).all()
     assert (q.std == 1).all()
+
+
+def lengths(model: MetaVRF) -> torch.Tensor:
+    """Of the learned kernels that all tasks share, in units of the input, the shortest first."""
+    assert isinstance(model.posterior, MixturePosterior)
+    return (model.log_length.exp() / model.posterior.log_std.exp())[:, 0].detach().sort().values
+
+
+def test_tasks_that_repeat_themselves_have_no_say_in_kernels_beside_periodic_ones_of_their_own() -> None:
+    smooth, periodic = (family(name).sample(40, 20, 3, stream(0, "train")) for name in ("gp-rbf", "gp-periodic"))
+    both = Episodes(
+        *(
+            torch.cat([getattr(tasks, name) for tasks in (smooth, periodic)])
+            for name in ("support_x", "support_y", "query_x")
+        )
+    )
+    settings: dict[str, Any] = {
+        "components": 16,
+        "guards": 2,
+        "rough": 4,
+        "train_kernel": "exact",
+        "context": "none",
+        "moves": False,
+    }
+    found = []
+    for episodes, candidates in ((smooth, 16), (both, 16), (both, 0)):
+        model = MetaVRF(Raw(1), TaskSpec(), MetaVRFSettings(**settings, candidates=candidates, noise=1e-3))
+        model.initialise(episodes)
+        found.append(lengths(model))
+        assert isinstance(model.posterior, MixturePosterior)
+        assert bool((model.posterior.mean == 0).all()) == bool(candidates)
+    alone, together, without = found
+    assert ((together > 0.08) & (together < 1.5)).float().mean() > 0.8  # those of the family are from 0.1 to 0.6
+    assert (together / alone).log().abs().mean() < 0.3
+    assert (without / alone).log().abs().mean() > 0.6

@@ -297,7 +297,8 @@ class MetaVRF(KernelLearner):
         super().initialise(episodes)
         if isinstance(self.posterior, MixturePosterior):
             omega = self.even_phase(episodes) if self.combs is not None or self.shapes is not None else None
-            amplitude, rival = float(episodes.support_y.square().mean()), None
+            amplitude = float(episodes.support_y.square().mean())
+            rival: Tensor | None = None
             if self.combs is not None and omega is not None:
                 self.combs.start_at(omega, amplitude, self.settings.noise)
                 rival = self._periodic_evidence(self.placed(self.embedded(episodes))[0])
