@@ -157,8 +157,9 @@ def test_the_papers_preset_of_pictures_takes_a_training_step(
     name: str, task: str, folder: Path, tmp_path: Path
 ) -> None:
     paper = Config.of(task, name, "paper")
-    ways = {"train_way": min(paper.episode.train_way, MOST_CLASSES), "most_shot": min(paper.episode.most_shot, MOST_SHOTS)}
-    config = replace(paper.with_options(**SMALL | ways), task=str(folder))
+    shape = paper.episode
+    fewer = {"train_way": min(shape.train_way, MOST_CLASSES), "most_shot": min(shape.most_shot, MOST_SHOTS)}
+    config = replace(paper.with_options(**SMALL | fewer), task=str(folder))
     run = metavrf.train(config, out=tmp_path / "run", quiet=True)
     saved = run.config()
     assert (saved.model, saved.embedding) == (paper.model, paper.embedding)

@@ -231,7 +231,7 @@ def test_inner_steps_never_make_the_problem_worse(solver: str) -> None:
 
 
 def test_gauss_newton_is_refused_on_classes() -> None:
-    with pytest.raises(UserError, match="^inner_solver = 'gauss-newton' is for functions"):
+    with pytest.raises(UserError, match=r"^inner_solver = 'gauss-newton' is for functions"):
         of_pictures(inner_solver="gauss-newton")
 
 

@@ -15,9 +15,11 @@ from torch.func import functional_call
 from inner_loops import Smooth, curve_learner, gradients, picture_learner, pictures, sine
 from metavrf.config import Config
 from metavrf.learners.maml import MAML, InnerLoop
+from metavrf.learners.measuring import measure, prepared
 from metavrf.learners.platipus import Platipus, PlatipusSettings
 from metavrf.nn.embeddings import ConvNet
 from metavrf.spec import TaskSpec
+from pictures_on_disk import tasks
 
 NO_VARIANCE = -40.0  # its logarithm
 INNER: dict[str, Any] = {"inner_steps": 2, "inner_lr": 0.05}
@@ -160,6 +162,18 @@ def test_more_variance_is_a_wider_band() -> None:
     wide, narrow = (of_curves(start_std=std).predict(episodes).std for std in (0.5, 0.01))
     assert wide is not None and narrow is not None
     assert wide.mean() > narrow.mean()
+
+
+def test_fewer_tasks_are_tested_at_once_the_more_starts_are_drawn() -> None:
+    """Each start has activations of its own, which should fit the cache."""
+    episodes = tasks(60, way=3, shot=1)
+
+    def at_once(samples: int) -> int:
+        return prepared(of_pictures(samples=samples), episodes, None)[2]
+
+    assert at_once(1) == at_once(5) * 5 + at_once(1) % 5 > 5
+    found = measure(of_pictures(samples=3), episodes)
+    torch.testing.assert_close(measure(of_pictures(samples=3), episodes, 7)["nll"], found["nll"])
 
 
 def test_the_paper_says_five_inner_steps() -> None:

@@ -80,6 +80,7 @@ class Learner(nn.Module, ABC):
     temperature: Tensor
     once_one_number: ClassVar[tuple[str, ...]] = ("temperature",)
     components = 1  # kernels, or whatever a prediction is a mixture of: how much room a task takes
+    networks = 1  # that a task's pictures pass at test time: likewise
 
     def __init__(
         self,

@@ -14,8 +14,9 @@ early: there the system is that of no minimum.
 
 Only where the inner steps end matters, so they need not be plain: a step after which the problem is worse is taken
 back, and the next is half as long. Without that some tasks run away, and nothing in the implicit gradient would tell.
-And it is the gradient of a solved problem only. Gradient steps are far from solving that of a function after a dozen,
-so there the default is Gauss-Newton: with the outputs f for the N numbers of the support linear in the weights, f + J·d,
+
+The implicit gradient is that of a solved problem, and a dozen gradient steps do not solve that of a function. So there
+the default is Gauss-Newton: with the outputs f for the N numbers of the support linear in the weights, f + J·d,
 the problem is ridge regression, and has its solution in a system of N equations,
 
     φ ← θ + Jᵀ(JJᵀ + N·λ/2·I)⁻¹(y - f + J·(φ - θ)).

@@ -102,7 +102,7 @@ def prepared(
         support = episodes.support_x.shape[1]
         samples = support + episodes.query_x.shape[1]
         if episodes.bank is not None and not (once or embedded):
-            batch = 2 * IMAGES_AT_ONCE // samples
+            batch = 2 * IMAGES_AT_ONCE // (learner.networks * samples)
         elif learner.components > 1:
             batch = KERNELS_AT_ONCE // (learner.components * support * samples)
         else:

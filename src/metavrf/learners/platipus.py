@@ -80,6 +80,7 @@ class Platipus(MAML):
         self.log_inferred_std = nn.Parameter(torch.full((sizes,), begin))  # log v
         self.rates = nn.Parameter(torch.full((2,), self.settings.start_lr))  # γp and γq
         self.register_buffer("seed", torch.randint(2**31, (), generator=generator))
+        self.networks = self.settings.samples
 
     def forward(
         self,
