@@ -114,7 +114,8 @@ def solve(gram: Tensor, noise: Tensor, targets: Targets) -> Solved:
     count = samples
     if targets.labels is not None:
         energy, count = energy.sum(-1, keepdim=True), samples * outputs
-    freedom, usual = FREEDOM + count, usual_energy(noise).unsqueeze(1)
+    freedom = FREEDOM + count
+    usual = (usual_energy(noise) if targets.labels is None else torch.full_like(noise, FREEDOM)).unsqueeze(1)
     spread = outputs * log_det + freedom * torch.log1p(energy / usual).sum(-1)
     constant = math.lgamma(freedom / 2) - math.lgamma(FREEDOM / 2) - 0.5 * count * math.log(math.pi)
     evidence = energy.shape[-1] * (constant - 0.5 * count * usual.squeeze(1).log()) - 0.5 * spread
@@ -125,7 +126,7 @@ def usual_energy(noise: Tensor) -> Tensor:
     """What the prior of the amplitude counts as known of the energy: targets vary by a²(1 + λ), noise included.
 
     Were it a² alone, a kernel that is nearly all noise would have to claim more variance than targets have, and targets
-    that depend on nothing would be explained by one that is not.
+    that depend on nothing would be explained by one that is not. Labels are no such targets: they always differ.
     """
     return FREEDOM / (1 + noise)
 
