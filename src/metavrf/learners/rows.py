@@ -101,8 +101,8 @@ class Rows(Learner):
             wave = torch.exp(math.log(0.8) + uniform(count, 1) * math.log(15)) * (uniform(count, 1) < 0.6)
             linear = linear * (wave[:, 0] == 0)
             noise = torch.exp(math.log(1e-6) + uniform(count) * math.log(1e6))
-        some = torch.exp(math.log(FAINT_NOISE[0]) + uniform(count) * math.log(FAINT_NOISE[1] / FAINT_NOISE[0]))
         if self.regression:
+            some = torch.exp(math.log(FAINT_NOISE[0]) + uniform(count) * math.log(FAINT_NOISE[1] / FAINT_NOISE[0]))
             noise = torch.where(uniform(count) < FAINT, some, noise)
         for name, tensor in {
             "scale": scale,
