@@ -65,7 +65,7 @@ def test_the_evidence_is_a_students_t() -> None:
     gram = kernels(torch.from_numpy(x))[0]
     targets = Targets.of(Episodes.of_support(torch.from_numpy(x), torch.from_numpy(y)))
     shape = gram[0].numpy() + NOISE * np.eye(len(x))
-    expected = multivariate_t(np.zeros(len(x)), shape, FREEDOM).logpdf(y[:, 0])
+    expected = multivariate_t(np.zeros(len(x)), shape / (1 + NOISE), FREEDOM).logpdf(y[:, 0])
     assert solve(gram, kernels.noise, targets).evidence.item() == pytest.approx(expected)
 
 
@@ -107,6 +107,35 @@ def test_labels_that_depend_on_nothing_are_answered_as_such(shot: int) -> None:
         found = MetaVRFClassifier().fit(x, np.arange(2 * shot) % 2).predict_proba(new)
         likelihood.append(-np.log(found[np.arange(100), truth]).mean())
     assert np.mean(likelihood) < math.log(2) + 0.15
+
+
+def test_targets_that_depend_on_nothing_are_answered_by_little_more_than_their_mean() -> None:
+    random = np.random.default_rng(0)
+    ours, mean = [], []
+    for _ in range(40):
+        x, y, truth = random.normal(size=(120, 3)), random.normal(size=20), random.normal(size=100)
+        ours.append(np.square(MetaVRFRegressor().fit(x[:20], y).predict(x[20:]) - truth).mean())
+        mean.append(np.square(y.mean() - truth).mean())
+    assert np.mean(ours) < 1.1 * np.mean(mean)
+
+
+def test_targets_vary_as_much_under_a_kernel_that_is_nearly_all_noise() -> None:
+    random = np.random.default_rng(0)
+    targets = Targets.of(Episodes.of_support(torch.zeros(20, 1), torch.from_numpy(random.normal(size=(20, 1)))))
+    noise = torch.tensor([1.0, 10.0, 100.0]).double()
+    found = solve(torch.zeros(3, 20, 20).double(), noise, targets)
+    torch.testing.assert_close(found.evidence, found.evidence.mean().expand(3), rtol=0, atol=0.5)
+    variance = (found.amplitude[:, 0] * noise).numpy()
+    np.testing.assert_allclose(variance, variance.mean(), rtol=0.1)
+
+
+@pytest.mark.parametrize("kind", [MetaVRFClassifier, MetaVRFRegressor])
+def test_columns_far_from_zero_are_told_apart_as_others_are(kind: Any) -> None:
+    x, _ = task()
+    y = (x[:, 0] > 0).astype(int) if kind is MetaVRFClassifier else np.sin(x[:, 0])
+    answer = "predict_proba" if kind is MetaVRFClassifier else "predict"
+    expected = getattr(kind().fit(x, y), answer)(x)
+    np.testing.assert_allclose(getattr(kind().fit(x + 1e9, y), answer)(x + 1e9), expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", [MetaVRFClassifier, MetaVRFRegressor])

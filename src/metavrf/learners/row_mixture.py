@@ -19,7 +19,7 @@ from metavrf.learners.adapted import Answer
 from metavrf.prediction import Prediction
 
 MOST_VALUES = 8_000_000  # of the kernels of an answer
-FREEDOM = 4.0  # of the amplitude's prior, whose scale is the targets' variance
+FREEDOM = 4.0  # of the prior of the amplitude; its scale is that of the targets' variance
 
 
 class Targets(NamedTuple):
@@ -115,10 +115,20 @@ def solve(gram: Tensor, noise: Tensor, targets: Targets) -> Solved:
     if targets.labels is not None:
         energy, count = energy.sum(-1, keepdim=True), samples * outputs
     freedom = FREEDOM + count
-    evidence = -0.5 * (outputs * log_det + freedom * torch.log1p(energy / FREEDOM).sum(-1))
-    constant = math.lgamma(freedom / 2) - math.lgamma(FREEDOM / 2) - 0.5 * count * math.log(math.pi * FREEDOM)
-    evidence = evidence + energy.shape[-1] * constant
-    return Solved(factor, white, (FREEDOM + energy) / (freedom - 2), evidence)
+    usual = (usual_energy(noise) if targets.labels is None else torch.full_like(noise, FREEDOM)).unsqueeze(1)
+    spread = outputs * log_det + freedom * torch.log1p(energy / usual).sum(-1)
+    constant = math.lgamma(freedom / 2) - math.lgamma(FREEDOM / 2) - 0.5 * count * math.log(math.pi)
+    evidence = energy.shape[-1] * (constant - 0.5 * count * usual.squeeze(1).log()) - 0.5 * spread
+    return Solved(factor, white, (usual + energy) / (freedom - 2), evidence)
+
+
+def usual_energy(noise: Tensor) -> Tensor:
+    """What the prior of the amplitude counts as known of the energy: targets vary by a²(1 + λ), noise included.
+
+    Were it a² alone, a kernel that is nearly all noise would have to claim more variance than targets have, and targets
+    that depend on nothing would be explained by one that is not. Labels are no such targets: they always differ.
+    """
+    return FREEDOM / (1 + noise)
 
 
 class RowsPredictor(nn.Module):
@@ -219,11 +229,12 @@ class RowsPredictor(nn.Module):
         mean = torch.cat([of_row.unsqueeze(2), mean], 2) + self.offset
         variance = torch.cat([(1 / precision).unsqueeze(-1), process + noise[:, None, None]], -1)  # [P, S, 1 + N]
         freedom = FREEDOM + samples
-        energy = self.amplitude * (freedom - 2) / self.gain.square() - FREEDOM  # [P, p]
+        usual = usual_energy(noise).unsqueeze(1)
+        energy = self.amplitude * (freedom - 2) / self.gain.square() - usual  # [P, p]
         left = energy.unsqueeze(1) - (self.solution * own / self.gain.square())  # [P, S, p]
-        amplitude = (FREEDOM + left.clamp_min(0)) / (freedom - 3) * self.gain.square()
-        change = (freedom - 1) * torch.log1p(left.clamp_min(0) / FREEDOM)
-        change = change - freedom * torch.log1p(energy / FREEDOM).unsqueeze(1)
+        usual, energy, left = usual.unsqueeze(1), energy.unsqueeze(1), left.clamp_min(0)
+        amplitude = (usual + left) / (freedom - 3) * self.gain.square()
+        change = (freedom - 1) * torch.log1p(left / usual) - freedom * torch.log1p(energy / usual)
         evidence = -0.5 * (outputs * precision.log() + change.sum(-1))
         weights = (self.log_weights.unsqueeze(1) + evidence).log_softmax(0)  # [P, S]
         mean, std = mix(mean, variance.unsqueeze(-1) * amplitude.unsqueeze(2), weights)

@@ -45,6 +45,7 @@ BREADTH = 2.0**0.5  # of the prior of γ in powers of two; 1 where each class ha
 COMMENSURABLE = 10  # columns that share the variance: with fewer, one unit of measure drowns the others
 MOST_PROPOSED = 100  # columns of a table that kernels are proposed for
 LEAST_NOISE = 1e-6
+FAINT, FAINT_NOISE = 1 / 3, (0.5, 50.0)  # share of kernels of real targets that explain little; their noise
 SINGLE_PRECISION = 1e-4  # noise from which it is enough to weigh kernels
 
 
@@ -69,7 +70,7 @@ class Rows(Learner):
         """``ridge`` fixes the noise λ of all candidates; ``proposer`` looks at a task and adds some."""
         if ridge is not None and not ridge > 0:
             raise UserError(f"the ridge penalty must be positive, but {ridge = }")
-        self.ridge, self.columns = ridge, columns
+        self.ridge, self.columns, self.regression = ridge, columns, regression
         super().__init__(Raw(columns), TaskSpec((columns,), targets=1 if regression else None), generator=generator)
         self.proposer = proposer
         self.double()
@@ -100,6 +101,9 @@ class Rows(Learner):
             wave = torch.exp(math.log(0.8) + uniform(count, 1) * math.log(15)) * (uniform(count, 1) < 0.6)
             linear = linear * (wave[:, 0] == 0)
             noise = torch.exp(math.log(1e-6) + uniform(count) * math.log(1e6))
+        if self.regression:
+            some = torch.exp(math.log(FAINT_NOISE[0]) + uniform(count) * math.log(FAINT_NOISE[1] / FAINT_NOISE[0]))
+            noise = torch.where(uniform(count) < FAINT, some, noise)
         for name, tensor in {
             "scale": scale,
             "wave": wave,
