@@ -535,7 +535,7 @@ def rows_pmlbmini() -> Rows:
 @table("rows-curves")
 def rows_curves() -> Rows:
     """Error of curves of ten points."""
-    tables = result("rows")["curves"]["tables"]
+    tables = result("rows-curves")["curves"]["tables"]
     methods = list(next(iter(tables.values())))
     lines = [[method, *(f"{table[method][0]:.3f}" for table in tables.values())] for method in methods]
     return [["error, share of the variance", *(name.removesuffix(", 10") for name in tables)], *lines]
