@@ -15,7 +15,7 @@ from glyphs import refused
 from metavrf import Episodes, MetaVRFClassifier, MetaVRFRegressor
 from metavrf.kernels.rows import Kernels, Standardised
 from metavrf.learners.measuring import without_each
-from metavrf.learners.row_mixture import FREEDOM, Targets
+from metavrf.learners.row_mixture import FREEDOM, Targets, solve
 from metavrf.learners.rows import Rows
 from metavrf.prediction import Prediction
 from metavrf.randomness import stream
@@ -143,10 +143,34 @@ def test_leaving_one_out_in_closed_form_is_solving_the_others() -> None:
         inner = np.linalg.inv(gram[np.ix_(others, others)] + noise * np.eye(11))
         sides = np.vstack([gram[row], cross])[:, others]
         expected = sides @ inner @ values[others]
-        amplitude = (FREEDOM + values[others] @ inner @ values[others]) / (FREEDOM + 11 - 2)
+        amplitude = (FREEDOM / (1 + noise) + values[others] @ inner @ values[others]) / (FREEDOM + 11 - 2)
         variance = amplitude * (1 + noise - np.einsum("ij,jk,ik->i", sides, inner, sides))
         np.testing.assert_allclose(mean[row, :, 0], expected * gain + y.mean())
         np.testing.assert_allclose(std[row, :, 0], gain * np.sqrt(variance))
+
+
+def test_kernels_are_weighed_without_the_row_that_is_left_out() -> None:
+    x, y = rows(12, 0)
+    x = (x - x.mean(0)) / x.std(0)
+    nothing = torch.zeros(2).double()
+    scale = torch.tensor([[1.2, 0.6], [0.4, 0.4]]).double()
+    own = {"scale": scale, "wave": 0 * scale, "linear": nothing, "noise": torch.tensor([0.05, 5.0]).double()}
+    kernels = Kernels([Standardised.on(torch.from_numpy(x), **own)])
+    targets = Targets.of(Episodes.of_support(torch.from_numpy(x), torch.from_numpy(y[:, None])))
+    learner = Rows(2, regression=True, generator=stream(0, "bases"))
+    predictor = learner.conditioned(kernels, nothing.unsqueeze(1), torch.from_numpy(x), targets)
+    mean, _ = predictor.without_each(torch.from_numpy(x[:0]))
+    gram, noise = kernels.gram(), kernels.noise
+    all_rows = solve(gram.clone(), noise, targets).evidence
+    for row in range(12):
+        others = torch.from_numpy(np.delete(np.arange(12), row))
+        inner = gram[:, others][..., others]
+        fewer = targets._replace(values=targets.values[others])
+        left = solve(inner.clone(), noise, fewer)
+        weights = (predictor.log_weights + left.evidence - all_rows).softmax(0)
+        solution = torch.linalg.solve(inner + noise[:, None, None] * torch.eye(11), fewer.values)
+        found = (weights @ (gram[:, row, others].unsqueeze(1) @ solution)[:, 0, 0]) * targets.gain + targets.offset
+        torch.testing.assert_close(mean[row, 0], found)
 
 
 def test_leaving_one_out_of_the_mixture_is_about_fitting_the_others(fitted: MetaVRFRegressor) -> None:

@@ -213,7 +213,7 @@ class FewShot(BaseEstimator):  # type: ignore[misc]
         if not isinstance(mixture, RowsPredictor):
             raise UserError(f"{len(self.support_x_)} samples are too many to suggest others for: give at most 4,000")
         generator = stream(self.seed_, "draws")
-        return np.array(suggest(mixture, self.support_x_.double(), features.double(), n, generator))
+        return np.array(suggest(mixture, features.double(), n, generator))
 
     def _mixture(self) -> RowsPredictor:
         check_is_fitted(self, "predictor_")

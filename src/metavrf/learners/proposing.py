@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from metavrf.kernels.mixing import log_density, log_weights
-from metavrf.learners.row_mixture import FREEDOM
+from metavrf.learners.row_mixture import FREEDOM, usual_energy
 from metavrf.learners.rows import GAMMAS, prior_of_gamma
 from metavrf.nn.columns import Proposals, Proposer
 
@@ -138,9 +138,10 @@ def judge(q: Proposals, support: Support) -> Judged:
     across = kernel(q, support.query, support.z)  # [T, M, q, n]
     fit = across @ solution  # [T, M, q, p]
     if support.labels is None:
-        freedom = FREEDOM + rows
-        evidence = -0.5 * (outputs * log_det + freedom * torch.log1p(energy / FREEDOM).sum(-1))
-        amplitude = (FREEDOM + energy) / (freedom - 2)
+        freedom, usual = FREEDOM + rows, usual_energy(q.noise).unsqueeze(-1)
+        spread = freedom * torch.log1p(energy / usual) + rows * usual.log()  # [T, M, p]
+        evidence = -0.5 * (outputs * log_det + spread.sum(-1))
+        amplitude = (usual + energy) / (freedom - 2)
         smooth = 1 - q.linear.unsqueeze(-1)
         length = (support.query.square().unsqueeze(1) @ q.scale.square().unsqueeze(-1))[..., 0]
         own = smooth + (q.linear / q.scale.square().sum(-1).clamp_min(1e-12)).unsqueeze(-1) * length

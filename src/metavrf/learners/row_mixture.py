@@ -234,7 +234,7 @@ class RowsPredictor(nn.Module):
         left = energy.unsqueeze(1) - (self.solution * own / self.gain.square())  # [P, S, p]
         usual, energy, left = usual.unsqueeze(1), energy.unsqueeze(1), left.clamp_min(0)
         amplitude = (usual + left) / (freedom - 3) * self.gain.square()
-        change = (freedom - 1) * torch.log1p(left / usual) - freedom * torch.log1p(energy / usual)
+        change = (freedom - 1) * torch.log1p(left / usual) - freedom * torch.log1p(energy / usual) - usual.log()
         evidence = -0.5 * (outputs * precision.log() + change.sum(-1))
         weights = (self.log_weights.unsqueeze(1) + evidence).log_softmax(0)  # [P, S]
         mean, std = mix(mean, variance.unsqueeze(-1) * amplitude.unsqueeze(2), weights)

@@ -10,6 +10,7 @@ is their mixture. Nothing is fitted by gradient. Three families of candidates:
 - on binary columns, cos(π·Σ δⱼ) over subsets of them: parity.
 
 Regression weighs by evidence, the amplitude a² integrated out under an inverse gamma prior, which makes it a Student t.
+Some of its kernels are faint, nearly all noise: where columns say nothing, they win, and the answer is about the mean.
 Classes weigh by the likelihood of softmax(γ·fit + log frequency), γ in a grid, each row predicted by those before it.
 Like evidence that is a distribution over labels, so a kernel that fits a few rows by luck gains little; and the factor
 of ridge regression has those predictions at no cost. Where each class has one sample, they weigh by evidence.
@@ -272,8 +273,7 @@ class Rows(Learner):
 
         The weights of the kernels are without the sample's own likelihood.
         """
-        x, targets = support.support_x[0].double(), Targets.of(support)
-        predictor = self.adapted(support, embedded=True)
+        targets, predictor = Targets.of(support), self.adapted(support, embedded=True)
         if targets.labels is None or not isinstance(predictor, RowsPredictor):
             return None
         solved = solve(predictor.kernels.gram(), predictor.kernels.noise, targets)

@@ -22,8 +22,8 @@ MOST_ASKED = 200  # samples of a pool at which variance is lowered
 
 
 @torch.no_grad()
-def suggest(predictor: RowsPredictor, x: Tensor, pool: Tensor, count: int, generator: torch.Generator) -> list[int]:
-    """The numbers of ``count`` rows of ``pool [N, d]``, the most wanted first, beside a support ``x [S, d]``."""
+def suggest(predictor: RowsPredictor, pool: Tensor, count: int, generator: torch.Generator) -> list[int]:
+    """The numbers of ``count`` rows of ``pool [N, d]``, the most wanted first, beside the predictor's support."""
     of_kernel = torch.zeros_like(predictor.kernels.noise).index_add_(0, predictor.index, predictor.log_weights.exp())
     heavy = of_kernel.topk(min(MOST_KERNELS, len(of_kernel))).indices.sort().values
     weights = (of_kernel[heavy] / of_kernel[heavy].sum()).unsqueeze(1)
