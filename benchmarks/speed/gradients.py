@@ -141,7 +141,7 @@ class Gradients:
         return Gradient(
             [mean, variance, energy, *scales],
             lambda: [scaled_nll(mean, variance, energy, fit.samples, scales, target)],
-            lambda: [mean_nll(*scales.normals(mean, variance, energy, fit.samples), target)],
+            lambda: [mean_nll(*scales.normals(mean, variance, energy, fit.samples), target).to(target)],
         )
 
     def omniglot_ridge(self) -> Gradient:

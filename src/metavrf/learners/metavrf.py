@@ -297,13 +297,16 @@ class MetaVRF(KernelLearner):
         super().initialise(episodes)
         if isinstance(self.posterior, MixturePosterior):
             omega = self.even_phase(episodes) if self.combs is not None or self.shapes is not None else None
+            if omega is None:
+                spread(self, self.posterior, episodes)
+                return
             amplitude = float(episodes.support_y.square().mean())
             rival: Tensor | None = None
-            if self.combs is not None and omega is not None:
+            if self.combs is not None:
                 self.combs.start_at(omega, amplitude, self.settings.noise)
                 rival = self._periodic_evidence(self.placed(self.embedded(episodes))[0])
             spread(self, self.posterior, episodes, rival)
-            if self.shapes is not None and omega is not None:
+            if self.shapes is not None:
                 phase = self.rescale(self.embedding(episodes.support_x)) @ omega
                 self.shapes.start_at(omega, phase, amplitude, self.settings.noise)
         elif episodes.way is None and self.settings.aligned and self.settings.context_inputs == "x":
