@@ -155,39 +155,37 @@ def scaled_nll(  # noqa: PLR0917
 class _ScaledNLL(torch.autograd.Function):
     """With r = γ·m + β - y and V = s²·v + n² it is ½(log 2π + mean of r²/V + log V).
 
-    Most operations of the plain form are on single numbers, and those of its gradient too: here these are Python's.
+    Most operations of the plain form are on single numbers, and those of its gradient too: here these are few.
     """
 
     @staticmethod
     def forward(  # noqa: PLR0917 - as autograd calls it
         ctx: Any, mean: Tensor, variance: Tensor, energy: Tensor, samples: int, target: Tensor, *scales: Tensor
     ) -> Tensor:
-        log_gamma, beta, log_noise, log_scale, log_weight = torch.stack(scales).tolist()
-        gamma, noise, prior, weight = (
-            math.exp(value) for value in (log_gamma, 2 * log_noise, 2 * log_scale, log_weight)
-        )
+        log_gamma, beta, log_noise, log_scale, log_weight = torch.stack(scales).double().unbind()
+        gamma, noise, prior, weight = log_gamma.exp(), (2 * log_noise).exp(), (2 * log_scale).exp(), log_weight.exp()
         scale = energy.add(weight * prior).div_(weight + samples).unsqueeze(-2)  # [L, T, 1, p]
         total = (scale * variance.unsqueeze(-1)).add_(noise)  # V  [L, T, Q, p]
         floored = total.clamp_min(VARIANCE_FLOOR)
         error = torch.sub(mean * gamma, target).add_(beta)
         ratio = error / floored
-        ctx.save_for_backward(mean, variance, scale, total, floored, error, ratio)
-        ctx.numbers = gamma, noise, prior, weight, samples, scales[0].dtype
+        ctx.save_for_backward(mean, variance, scale, total, floored, error, ratio, gamma, noise, prior, weight)
+        ctx.samples, ctx.dtype = samples, scales[0].dtype
         return (ratio * error).add_(floored.log()).mean().add_(math.log(2 * math.pi)).mul_(0.5).to(scales[0])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        mean, variance, scale, total, floored, error, ratio = ctx.saved_tensors
-        gamma, noise, prior, weight, samples, dtype = ctx.numbers
+        mean, variance, scale, total, floored, error, ratio, gamma, noise, prior, weight = ctx.saved_tensors
+        known = weight + ctx.samples
         each = gradient / ratio.numel()
         by_error = ratio * each
         by_total = torch.sub(each, by_error * error).div_(floored).mul_(0.5).mul_(total >= VARIANCE_FLOOR)
         by_scale = (by_total * variance.unsqueeze(-1)).sum(-2, keepdim=True)  # [L, T, 1, p]
         of_variance = (by_total * scale).sum(-1)
         of_mean = by_error * gamma
-        of_energy = by_scale.squeeze(-2) / (weight + samples)
-        of_weight = (by_scale * (prior - scale)).sum() * (weight / (weight + samples))
+        of_energy = by_scale.squeeze(-2) / known
+        of_weight = (by_scale * (prior - scale)).sum() * (weight / known)
         numbers = (
             (of_mean * mean).sum(),
             by_error.sum(),
@@ -195,4 +193,4 @@ class _ScaledNLL(torch.autograd.Function):
             of_energy.sum() * (2 * weight * prior),
             of_weight,
         )
-        return of_mean, of_variance, of_energy, None, None, *torch.stack(numbers).to(dtype).unbind()
+        return of_mean, of_variance, of_energy, None, None, *torch.stack(numbers).to(ctx.dtype).unbind()

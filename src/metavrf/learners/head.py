@@ -160,8 +160,7 @@ class GaussianLikelihood(nn.Module):
     def forward(self, head: RidgeHead, fit: ridge.Fit, episodes: Episodes) -> Prediction:
         """Mean and deviation of the mixture of L samples ``[L, T, Q, p]``, and the expected log likelihood."""
         scales, told = self.scales(head), (fit.mean, fit.variance, fit.energy, fit.samples)
-        on_cpu = fit.mean.device.type == "cpu"  # elsewhere a step would wait for the learned numbers
-        if self.training and on_cpu and episodes.query_y is not None:  # the loss is all that is asked for
+        if self.training and episodes.query_y is not None:  # the loss is all that is asked for
             nll = scaled_nll(*told, scales, episodes.query_y)
             samples = head.scaled(fit.mean.detach()).detach()
             return Prediction(samples.mean(0), samples, loss=nll, terms={"nll": nll})
@@ -305,8 +304,7 @@ class MixtureHead(nn.Module):
         mean = fit.mean + (self.mean_function(episodes.query_x, q) if at_queries is None else at_queries)
         variance = (q.amplitude.unsqueeze(-1) * (fit.variance + self.noise(q).unsqueeze(-1))).unsqueeze(-1)
         variance = variance.expand_as(mean)
-        on_cpu = fit.mean.device.type == "cpu"  # elsewhere a step would wait for the learned numbers
-        if self.training and on_cpu and episodes.query_y is not None:  # the loss is all that is asked for
+        if self.training and episodes.query_y is not None:  # the loss is all that is asked for
             nll = -tailed_log_density(mean, variance, weights, self.tails_at(fit.samples), episodes.query_y).mean()
             together = (weights.detach().exp()[..., None, None] * mean.detach()).sum(0).float()
             return Prediction(together, mean.detach(), loss=nll, terms={"nll": nll}, log_weights=weights)
