@@ -46,7 +46,7 @@ BREADTH = 2.0**0.5  # of the prior of γ in powers of two; 1 where each class ha
 COMMENSURABLE = 10  # columns that share the variance: with fewer, one unit of measure drowns the others
 MOST_PROPOSED = 100  # columns of a table that kernels are proposed for
 LEAST_NOISE = 1e-6
-FAINT, FAINT_NOISE = 1 / 3, (0.5, 50.0)  # share of kernels of real targets that explain little; their noise
+FAINT, FAINT_NOISE = 100, (0.5, 50.0)  # more candidates for real targets, which explain little; their noise
 SINGLE_PRECISION = 1e-4  # noise from which it is enough to weigh kernels
 
 
@@ -102,17 +102,14 @@ class Rows(Learner):
             wave = torch.exp(math.log(0.8) + uniform(count, 1) * math.log(15)) * (uniform(count, 1) < 0.6)
             linear = linear * (wave[:, 0] == 0)
             noise = torch.exp(math.log(1e-6) + uniform(count) * math.log(1e6))
-        if self.regression:
-            some = torch.exp(math.log(FAINT_NOISE[0]) + uniform(count) * math.log(FAINT_NOISE[1] / FAINT_NOISE[0]))
-            noise = torch.where(uniform(count) < FAINT, some, noise)
-        for name, tensor in {
-            "scale": scale,
-            "wave": wave,
-            "linear": linear,
-            "noise": noise.clamp_min(LEAST_NOISE),
-        }.items():
-            self.register_buffer(name, tensor)
+        drawn = {"scale": scale, "wave": wave, "linear": linear, "noise": noise.clamp_min(LEAST_NOISE)}
         self.register_buffer("moves", normal(REFINED, columns + 3))
+        if self.regression:  # the same kernels with other noise, beside them: few of many columns find what matters
+            least, most = FAINT_NOISE
+            faint = drawn | {"noise": torch.exp(math.log(least) + uniform(count) * math.log(most / least))}
+            drawn = {name: torch.cat([tensor, faint[name][:FAINT]]) for name, tensor in drawn.items()}
+        for name, tensor in drawn.items():
+            self.register_buffer(name, tensor)
 
     def solve(self, episodes: Episodes, memory: object = None, generator: torch.Generator | None = None) -> Prediction:
         """Solve tasks one by one."""
