@@ -14,7 +14,7 @@ from metavrf.estimators.base import shipped_proposer
 from metavrf.kernels.rows import Kernels, Standardised
 from metavrf.learners.proposing import judge, kernel, loss, prepared
 from metavrf.learners.row_mixture import Targets
-from metavrf.learners.rows import CANDIDATES, Rows
+from metavrf.learners.rows import CANDIDATES, FAINT, Rows
 from metavrf.nn.columns import PROPOSALS, Proposer
 from metavrf.randomness import stream
 from metavrf.tasks.synthetic import Size, tables
@@ -68,9 +68,10 @@ def test_proposals_have_half_of_the_prior_beside_drawn_kernels(size: Size) -> No
     y = y.double().unsqueeze(-1) if size.classes is None else y
     rows = learner(size.columns, regression=size.classes is None)
     families, log_prior = rows.candidates(x, Targets.of(Episodes.of_support(x, y, size.classes)))
-    assert len(families[0].noise) == CANDIDATES + PROPOSALS
-    mass = log_prior[: CANDIDATES + PROPOSALS].exp()
-    assert mass[:CANDIDATES].sum().item() == pytest.approx(mass[CANDIDATES:].sum().item())
+    count = CANDIDATES + (FAINT if size.classes is None else 0)
+    assert len(families[0].noise) == count + PROPOSALS
+    mass = log_prior[: count + PROPOSALS].exp()
+    assert mass[:count].sum().item() == pytest.approx(mass[count:].sum().item())
 
 
 def test_constant_columns_change_nothing_of_what_is_proposed() -> None:

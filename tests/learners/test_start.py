@@ -64,10 +64,10 @@ def lengths(model: MetaVRF) -> torch.Tensor:
 def test_tasks_that_repeat_themselves_have_no_say_in_kernels_beside_periodic_ones_of_their_own() -> None:
     smooth, periodic = (family(name).sample(40, 20, 3, stream(0, "train")) for name in ("gp-rbf", "gp-periodic"))
     both = Episodes(
-        *(
-            torch.cat([getattr(tasks, name) for tasks in (smooth, periodic)])
+        **{
+            name: torch.cat([getattr(tasks, name) for tasks in (smooth, periodic)])
             for name in ("support_x", "support_y", "query_x")
-        )
+        }
     )
     settings: dict[str, Any] = {
         "components": 16,

@@ -75,7 +75,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def plain_adam(settings: TrainingSettings, learner: Learner) -> torch.optim.Optimizer:
-    return torch.optim.Adam(learner.parameters(), lr=settings.lr)
+    return torch.optim.Adam([weight for weight in learner.parameters() if weight.requires_grad], lr=settings.lr)
 
 
 SMALL: dict[str, Any] = {"iterations": 4, "validate_every": 2, "validate_tasks": 10, "batch": 2, "query": 3}
