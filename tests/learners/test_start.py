@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from metavrf.episodes import Episodes
 from metavrf.learners.metavrf import MetaVRF, MetaVRFSettings
@@ -63,12 +64,11 @@ def lengths(model: MetaVRF) -> torch.Tensor:
 
 def test_tasks_that_repeat_themselves_have_no_say_in_kernels_beside_periodic_ones_of_their_own() -> None:
     smooth, periodic = (family(name).sample(40, 20, 3, stream(0, "train")) for name in ("gp-rbf", "gp-periodic"))
-    both = Episodes(
-        **{
-            name: torch.cat([getattr(tasks, name) for tasks in (smooth, periodic)])
-            for name in ("support_x", "support_y", "query_x")
-        }
-    )
+
+    def joined(name: str) -> Tensor:
+        return torch.cat([getattr(tasks, name) for tasks in (smooth, periodic)])
+
+    both = Episodes(joined("support_x"), joined("support_y"), joined("query_x"))
     settings: dict[str, Any] = {
         "components": 16,
         "guards": 2,
