@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from metavrf.config import Config
@@ -21,7 +22,7 @@ from metavrf.testing.published import PUBLISHED, published
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
-MODELS = ("omniglot", "photos", "cifar-fs", "sine", "sine-rff")
+MODELS = ("omniglot", "photos", "cifar-fs", "mini-imagenet", "sine", "sine-rff")
 SHOTS = (3, 5, 10)
 
 Rows = list[list[str]]
@@ -596,6 +597,19 @@ def rows_curves() -> Rows:
     methods = list(next(iter(tables.values())))
     lines = [[method, *(f"{table[method][0]:.3f}" for table in tables.values())] for method in methods]
     return [["error, share of the variance", *(name.removesuffix(", 10") for name in tables)], *lines]
+
+
+@table("step-of-one-kernel")
+def step_of_one_kernel() -> Rows:
+    """The sine step with one exact kernel beside GPyTorch's, under our allocator; ratios within each round."""
+    section = next(part for part in result("peers-gpytorch")["sections"] if part["key"] == "sine")
+    times = {row["name"].removesuffix(", our allocator"): row["values"] for row in section["rows"]}
+    peer = times["GPyTorch, deep kernel"]
+    lines = []
+    for name in ("metavrf, one kernel, exact", "metavrf, one kernel, exact, no KL", "GPyTorch, deep kernel"):
+        ratio = median(own / other for own, other in zip(times[name], peer, strict=True))
+        lines.append([name, f"{median(times[name]):.2f}", f"{ratio:.2f}"])
+    return [["a step on sine", "ms, median", "of GPyTorch's"], *lines]
 
 
 @table("rows-faint")

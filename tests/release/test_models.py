@@ -32,7 +32,7 @@ from metavrf.tasks.images import ParquetSource
 from processes import snapshot
 from shell import SAWTOOTH, printed_json, refused
 
-NAMES = ("cifar-fs", "omniglot", "photos", "sine", "sine-rff")
+NAMES = ("cifar-fs", "mini-imagenet", "omniglot", "photos", "sine", "sine-rff")
 TINY: dict[str, Any] = {
     "context": "none",
     "bases": 16,
@@ -59,7 +59,7 @@ def data_file(name: str) -> Path:
     return file
 
 
-def test_four_models_and_a_baseline_come_with_the_package() -> None:
+def test_five_models_and_a_baseline_come_with_the_package() -> None:
     assert sorted(folder.parent.name for folder in SHIPPED.glob("*/config.toml")) == sorted(NAMES)
 
 
@@ -83,7 +83,12 @@ def test_info_knows_a_shipped_model_by_its_name(name: str, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("name", "file"), [("omniglot", "omniglot-evaluation.parquet"), ("cifar-fs", "cifar100-test.parquet")]
+    ("name", "file"),
+    [
+        ("omniglot", "omniglot-evaluation.parquet"),
+        ("cifar-fs", "cifar100-test.parquet"),
+        ("mini-imagenet", "miniimagenet-test.parquet"),
+    ],
 )
 def test_a_model_of_pictures_does_what_its_card_says(name: str, file: str) -> None:
     data_file(file)
