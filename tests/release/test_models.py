@@ -83,12 +83,7 @@ def test_info_knows_a_shipped_model_by_its_name(name: str, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("omniglot", "omniglot-evaluation.parquet"),
-        ("cifar-fs", "cifar100-test.parquet"),
-        ("mini-imagenet", "miniimagenet-test.parquet"),
-    ],
+    ("name", "file"), [("omniglot", "omniglot-evaluation.parquet"), ("cifar-fs", "cifar100-test.parquet")]
 )
 def test_a_model_of_pictures_does_what_its_card_says(name: str, file: str) -> None:
     data_file(file)

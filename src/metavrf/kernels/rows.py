@@ -7,7 +7,7 @@ a network), Gaussian, with or without square roots and centring; on binary colum
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Self
 
 import torch
@@ -85,8 +85,11 @@ class Standardised:
 
     def to(self, dtype: torch.dtype) -> Self:
         """In another precision."""
-        numbers = {name: tensor for name, tensor in vars(self).items() if tensor.is_floating_point()}
-        return type(self)(**vars(self) | {name: tensor.to(dtype) for name, tensor in numbers.items()})
+        return self.applied(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+    def applied(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        """With ``fn`` of every tensor in its place."""
+        return type(self)(**{name: fn(tensor) for name, tensor in vars(self).items()})
 
     def on_support(self, x: Tensor) -> Self:
         """The same kernels on another support."""
@@ -220,6 +223,10 @@ class Kernels:
         """As of :class:`Standardised`."""
         kernels, own = zip(*(family(x, other) for family in self.families), strict=True)
         return _joined(kernels), _joined(own)
+
+    def applied(self, fn: Callable[[Tensor], Tensor]) -> Kernels:
+        """With ``fn`` of every tensor in its place."""
+        return Kernels([family.applied(fn) for family in self.families])
 
     def gram(self) -> Tensor:
         """K ``[K, S, S]`` of the support."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -155,6 +156,11 @@ class RowsPredictor(nn.Module):
         self.kernels = kernels
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """The kernels, which are no modules, go along to another precision or device."""
+        self.kernels = self.kernels.applied(fn)
+        return super()._apply(fn, recurse)
 
     @property
     def at_once(self) -> int:
