@@ -19,7 +19,7 @@ from metavrf.errors import UserError
 from metavrf.files import PathLike, load_weights
 from metavrf.learners.base import Learner
 from metavrf.learners.kernel import KernelLearner
-from metavrf.learners.measuring import IMAGES_AT_ONCE
+from metavrf.learners.measuring import IMAGES_AT_ONCE, few_threads
 from metavrf.learners.stream import Stream
 from metavrf.learners.units import InUnits
 from metavrf.pictures import Picture, as_image, in_parallel, opened
@@ -76,7 +76,8 @@ class TrainedModel:
     def predict(self, episodes: Episodes, *, protocol: Protocol = INDUCTIVE, memory: Any = None) -> Prediction:
         """Answer the queries of tasks, each from its own support; ``memory`` is that of tasks before these."""
         self.learner.check_protocol(protocol)
-        return self.learner.predict(episodes, protocol=protocol, memory=memory)
+        with few_threads(self.learner):
+            return self.learner.predict(episodes, protocol=protocol, memory=memory)
 
     def predict_curves(self, source: Any) -> Any:
         """Answer for the groups of a table, each from its own rows: those with targets are the support.

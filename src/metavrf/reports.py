@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 TABLE_WIDTH = 220  # of a table that goes to a file or pipe
 LEAST_COLUMNS = 2  # of a table, however narrow the screen
+OF_LIKELIHOOD = ("nll", "nll_difference", "coverage90")
 
 
 def check_picture(path: Path | None) -> None:
@@ -73,8 +74,9 @@ def row_dict(row: Row) -> dict[str, Any]:
     gap = {} if row.above_limit is None else {"nll_above_limit": dataclasses.asdict(row.above_limit)}
     if row.nll_difference is not None:
         gap["nll_difference"] = dataclasses.asdict(row.nll_difference)
-    difference = dataclasses.asdict(row.difference)
-    return {"name": row.name, **row.evaluation.to_dict(), "difference": difference, **gap, **facts}
+    found = {"name": row.name, **row.evaluation.to_dict(), "difference": dataclasses.asdict(row.difference)}
+    found |= gap | facts
+    return found if row.bounded else {key: value for key, value in found.items() if key not in OF_LIKELIHOOD}
 
 
 def print_rows(rows: Sequence[Row], *, markdown: bool = False) -> None:
@@ -112,11 +114,11 @@ def _cells(row: Row, regression: bool, *, first: bool) -> dict[str, str]:
         metric: f"{number(result.mean)} ± {number(result.ci95)}",
         "difference to the first": "" if first else f"{number(gap.mean)} ± {number(gap.ci95)}",
         "p": "" if first or gap.p_value is None else f"{gap.p_value:.1g}",
-        "nll": number(result.nll),
+        "nll": number(result.nll) if row.bounded else "",
         "nll above Bayes-optimal": _gap(row.above_limit),
         "mean inference": _swapped(result, "mean"),
         "another's": _swapped(result, "other"),
-        "in the 90 % band": f"{100 * (result.coverage90 or 0):.1f} %" if regression else "",
+        "in the 90 % band": f"{100 * (result.coverage90 or 0):.1f} %" if regression and row.bounded else "",
         "calibration error": "" if regression else number(result.ece),
         "trained (CPU min)": "" if facts is None else _minutes(facts.train_cpu_seconds),
         "ms per task": "" if facts is None else f"{facts.adapt_ms:.3g}",

@@ -118,6 +118,7 @@ def test_what_is_wrong_with_a_table_is_one_sentence(tmp_path: Path, capsys: pyte
     assert "--target" in refused(capsys, "fit", table, *out)
     assert "no column 'cost': it has area, town" in refused(capsys, "fit", table, "--target", "cost", *out)
     assert "is not a file" in refused(capsys, "fit", tmp_path / "no.csv", "--target", "price", *out)
+    assert "does not exist" in refused(capsys, "predict", tmp_path / "no", table)
     (tmp_path / "bad.parquet").write_text("no")
     assert "cannot be read" in refused(capsys, "fit", tmp_path / "bad.parquet", "--target", "price", *out)
     names = write_csv(tmp_path / "names.csv", houses(40) | {"name": [f"n{i}" for i in range(40)]})

@@ -156,10 +156,23 @@ def test_runs_on_streams_are_compared_on_the_streams_they_were_trained_on(
 def test_compare_says_how_far_above_the_best_predictor_each_run_is(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = printed_json(capsys, "compare", runs / "mixture", runs / "guarded", "--tasks", 8, "--json")["rows"]
+    names = runs / "mixture", runs / "guarded"
+    found = printed_json(capsys, "compare", *names, "--tasks", 8, "--on", "sine-maml", "--json")["rows"]
     best = next(row for row in found if row["name"] == "Bayes-optimal")
     for row in found:
         assert row["nll_above_limit"]["mean"] == pytest.approx(row["nll"] - best["nll"], rel=1e-6, abs=1e-9)
+
+
+def test_without_noise_the_best_likelihood_has_no_bound_and_is_not_shown(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = printed_json(capsys, "compare", runs / "mixture", "--tasks", 8, "--json")["rows"]
+    best = next(row for row in found if row["name"] == "Bayes-optimal")
+    assert best["mean"] < found[0]["mean"]
+    assert not best.keys() & {"nll", "coverage90", "nll_difference"}
+    assert not any("nll_above_limit" in row for row in found)
+    main(["compare", str(runs / "mixture"), "--tasks", "8"])
+    assert "above Bayes-optimal" not in capsys.readouterr().out
 
 
 def test_a_stream_is_answered_task_by_task_in_python(runs: Path) -> None:

@@ -133,6 +133,8 @@ class Predict(Plugins):
             raise UserError("give at least one picture, or a folder of pictures, to predict")
         if self.json and self.csv:
             raise UserError("give --json or --csv, not both")
+        if not self.model.exists():
+            raise UserError(f"{self.model} does not exist: give the --out of 'metavrf fit', or a run on curves")
         if (self.model / COLUMNS_FILE).exists() or is_table(self.pictures[0]):
             self._predict_table()
             return

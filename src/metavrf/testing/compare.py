@@ -57,6 +57,9 @@ class Row:
     """How far its nll is above that of the best known predictor; None where none is known."""
     nll_difference: Difference | None = None
     """Of its nll to the first run's, task by task."""
+    bounded: bool = True
+    """Whether nll and band mean something. Without noise the best predictor's likelihood has no bound, and what is
+    computed is that of its grid."""
 
 
 def compare(
@@ -90,12 +93,13 @@ def compare(
     if floor and first.spec.regression and first.spec.columns is None and asked.stream == 1 and asked.shot != 1:
         known = _limits(asked.on or first.config.task, next(iter(tasks.values())), asked.seed)
         tested += [(name, evaluation, None) for name, evaluation in known.items()]
+    unbounded = BEST in known and not family(asked.on or first.config.task).noise
     evaluations = [evaluation for _, evaluation, _ in tested]
     differences = paired_differences(evaluations)
-    above = nll_differences(evaluations, known.get(BEST)) if BEST in known else [None] * len(tested)
+    above = nll_differences(evaluations, None if unbounded else known.get(BEST))
     likelihoods = nll_differences(evaluations, evaluations[0])
     return [
-        Row(name, e, d, facts, gap, nll)
+        Row(name, e, d, facts, gap, nll, bounded=not (unbounded and facts is None and name == BEST))
         for (name, e, facts), d, gap, nll in zip(tested, differences, above, likelihoods, strict=True)
     ]
 

@@ -18,6 +18,7 @@ from metavrf.learners.base import Learner
 from metavrf.learners.measuring import (
     Tasks,
     calibration_error,
+    few_threads,
     figures,
     grouped,
     log_probabilities,
@@ -187,10 +188,11 @@ def difference(gap: Tensor) -> Difference:
 def milliseconds_to_adapt(learner: Learner, episodes: Episodes, protocol: Protocol = INDUCTIVE) -> float:
     """Median time to solve one task alone, from its inputs to its answers: the embedding is part of it."""
     tasks = [task.looked_up() for task in replace(episodes, stream=1).batches(1)]
-    learner.predict(tasks[0], protocol=protocol)  # the first call sets things up
     seconds = []
-    for task in tasks:
-        start = time.perf_counter()
-        learner.predict(task, protocol=protocol)
-        seconds.append(time.perf_counter() - start)
+    with few_threads(learner):
+        learner.predict(tasks[0], protocol=protocol)  # the first call sets things up
+        for task in tasks:
+            start = time.perf_counter()
+            learner.predict(task, protocol=protocol)
+            seconds.append(time.perf_counter() - start)
     return 1000 * statistics.median(seconds)
