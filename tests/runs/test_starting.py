@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import metavrf
+from metavrf import EvalSettings
 from metavrf.cli import main
 from metavrf.config import TrainingSettings
 from metavrf.errors import UserError
@@ -110,6 +111,19 @@ def test_a_classifier_of_other_classes_starts_anew(folder: Path, pretrained: Pat
         read_tensors(path / "model.safetensors")[0]["classifier.weight"] for path in (pretrained, run.path)
     )
     assert len(after) == 4 * len(before)
+
+
+def test_a_packed_model_that_is_started_from_tells_what_it_started_from_itself(
+    folder: Path, pretrained: Path, tmp_path: Path
+) -> None:
+    chosen = TINY | {"learner": "prototypical", "iterations": 1}
+    second = metavrf.train(str(folder), out=tmp_path / "second", start_from=str(pretrained), **chosen)
+    metavrf.save_pretrained(second.path, tmp_path / "packed", [EvalSettings(tasks=2)])
+    third = metavrf.train(str(folder), out=tmp_path / "third", start_from=str(tmp_path / "packed"), **chosen)
+    start = third.start()
+    assert start is not None
+    assert start["run"] == str(tmp_path / "packed")
+    assert start["started_from"]["run"] == str(pretrained)
 
 
 def test_an_embedding_of_another_shape_is_refused_and_nothing_is_written(

@@ -43,7 +43,7 @@ def start_from(path: str, learner: Learner, spec: TaskSpec) -> dict[str, Any]:
         "run": path,
         "sha256": hashlib.sha256(run.model_file.read_bytes()).hexdigest(),
         **{name: result[name] for name in ("learner", "train_seconds", "command", "commit") if name in result},
-        **({"started_from": before} if (before := run.start()) else {}),
+        **({"started_from": before} if (before := run.start() or result.get("started_from")) else {}),
     }
 
 
