@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 from metavrf.config import Config
 from metavrf.learners import LEARNERS, sentence
@@ -64,31 +65,38 @@ def learners_omniglot() -> Rows:
     return _comparison("omniglot-learners", classes=True)
 
 
+SEEDS = (("",), ("-seed1", "-seed1-more"))  # the files of each training, at 1 shot; those at 5 have a name alike
+
+
 @table("learners-all")
 def learners_all() -> Rows:
-    """Every learner of classes, after some minutes of one core: two trainings at 1 shot, the second at 5 shots too."""
-    files = [result(f"omniglot-all-learners{part}") for part in ("", "-seed1", "-seed1-5shot")]
-    first, second, five = ({row["learner"]: row for row in file["rows"]} for file in files)
-    trainings = [{row["learner"]: file["trainings"][row["name"]] for row in file["rows"]} for file in files[:2]]
-    head = ["", "1 shot, seed 0 (%)", "1 shot, seed 1 (%)", "5 shots, seed 1 (%)", "validation, 1 shot"]
-    head += ["nll", "calibration error", "CPU min", "ms per task", "CPU ms per step", "parameters"]
+    """Every learner of classes, after some minutes of one core: two trainings, each tested at 1 and 5 shots."""
+    one = [_by_learner(parts) for parts in SEEDS]
+    five = [_by_learner(f"{part}-5shot" for part in parts) for parts in SEEDS]
+    head = ["", "1 shot, seed 0 (%)", "1 shot, seed 1 (%)", "5 shots, seed 0 (%)", "5 shots, seed 1 (%)"]
+    head += ["validation, 1 shot", "nll", "calibration error", "CPU min", "ms per task", "CPU ms per step", "parameters"]
     lines = []
-    for name, row in first.items():
-        rows = [seed[name] for seed in (first, second) if name in seed]
-        runs = [seed[name] for seed in trainings if name in seed]
+    for name in one[0]:
+        rows, runs = zip(*(seed[name] for seed in one), strict=True)
         line = [
             name,
-            *(accuracy(test[name]) if name in test else "" for test in (first, second, five)),
+            *(accuracy(seed[name][0]) for seed in (*one, *five)),
             _both(f"{run['validation']['val_accuracy']:.1f}" for run in runs),
             _both(f"{row['nll']:.3f}" for row in rows),
             _both(f"{row['ece']:.3f}" for row in rows),
             _both(f"{run['train_cpu_seconds'] / 60:.1f}" for run in runs),
-            f"{row['adapt_ms']:.0f}",
+            f"{rows[0]['adapt_ms']:.0f}",
             _both(f"{1000 * run['train_cpu_seconds'] / run['steps']:.0f}" for run in runs),
-            f"{row['parameters']:,}",
+            f"{rows[0]['parameters']:,}",
         ]
         lines.append([*line, *(published(Config.of("omniglot", name), 5, shot) for shot in (1, 5))])
     return [[*head, "paper, 1 shot", "paper, 5 shots"], *lines]
+
+
+def _by_learner(parts: Iterable[str]) -> dict[str, tuple[Any, Any]]:
+    """The row of each learner in some files of 'metavrf compare', with its training."""
+    files = [result(f"omniglot-all-learners{part}") for part in parts]
+    return {row["learner"]: (row, file["trainings"][row["name"]]) for file in files for row in file["rows"]}
 
 
 def _both(cells: Iterable[str]) -> str:
