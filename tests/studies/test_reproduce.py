@@ -19,11 +19,13 @@ import torch
 import metavrf
 from glyphs import write_glyph_folder
 from metavrf.cli import main
+from metavrf.config import Config
 from metavrf.files import write_summed_json
 from metavrf.runs.directory import Run
-from metavrf.studies import catalog
+from metavrf.studies import catalog, timing
 from metavrf.studies.report import figure_of
 from metavrf.studies.study import Cell, Plan, Study, Training
+from metavrf.studies.timing import Cost
 from metavrf.testing.evaluation import interval95
 from pictures_on_disk import write_folder
 from shell import refused
@@ -216,6 +218,59 @@ def test_a_dry_run_measures_steps_and_writes_nothing(
     capsys.readouterr()
     main([*command, "--dry-run"])
     assert "0 runs, about 0 minutes" in capsys.readouterr().out
+
+
+def test_equal_time_gives_each_run_as_many_steps_as_fit_and_measures_them_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = drawings(write_folder(tmp_path / "drawings"))
+    study = replace(study, picture="time", axis="minutes", drawn=("prototypical",))
+    monkeypatch.setattr(catalog, "catalog", lambda: {"drawings": study})
+    seconds = {"classifier": 0.5, "prototypical": 0.2, "matching": 0.3}
+    measured = []
+
+    def measure(config: Config[Any], clock: object, *, validation: bool) -> Cost:
+        measured.append(config.learner)
+        assert clock is time.process_time and not validation
+        return Cost(seconds[config.learner], 0.0)
+
+    monkeypatch.setattr(timing, "measure", measure)
+    out = tmp_path / "out"
+    command = ["reproduce", "drawings", *MINUTES, "--minutes-each", "0.02", "--seeds", "0", "1", "--out", str(out)]
+    main(command)
+    table = json.loads((out / "drawings.json").read_text())
+    steps = {(row["learner"], row["train_seed"]): row["iterations"] for row in table["rows"]}
+    assert steps == {(name, seed): round(1.2 / seconds[name]) for name in seconds for seed in (0, 1)}
+    assert table["minutes_each"] == 0.02
+    assert "0.02 CPU minutes of training for each run" in (out / "report.md").read_text()
+    assert (out / "drawings.png").stat().st_size > 10_000
+    pretrained = [run for run in (out / "runs").iterdir() if Run(run).config().training.iterations == 1]
+    assert [Run(run).config().learner for run in pretrained] == ["classifier"] * 2  # as the budget says
+    assert sorted(measured) == sorted(seconds)
+    main(command)
+    assert sorted(measured) == sorted(seconds)
+    (out / "steps.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        main(command)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_only_the_rows_that_are_named_are_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["reproduce", "curves", *MINUTES, "--rows", "RBF", "--iterations", "2", "--out", str(tmp_path)])
+    table = json.loads((tmp_path / "curves.json").read_text())
+    assert {row["training"] for row in table["rows"]} == {"RBF"}
+    assert {cell["row"] for cell in table["cells"] if cell["runs"]} == {"RBF"}
+    capsys.readouterr()
+    message = refused(capsys, "reproduce", "curves", "--rows", "MLP", "--out", tmp_path)
+    assert message.startswith("there is no row 'MLP'")
+    assert "RFF" in message
+
+
+def test_a_run_that_others_start_from_can_have_a_seed_of_its_own(tmp_path: Path) -> None:
+    start = Training("sine", seed=7)
+    study = Study("Curves", [Cell("RFF", "3 points", Training("sine", {"learner": "rff"}, start), {"shot": 3})])
+    jobs = Plan({"curves": study}, tmp_path, seeds=(0, 1)).jobs.values()
+    assert sorted(job.source.training.seed for job in jobs if isinstance(job.source, Config)) == [0, 1, 7]
 
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(

@@ -119,6 +119,11 @@ class Reproduce(Plugins):
     """Seeds of the runs, if other than the budget's."""
     iterations: Annotated[int | None, arg(metavar="INT")] = None
     """Training steps of every run, in place of the budget's."""
+    rows: tuple[str, ...] = ()
+    """Run only these rows of the tables, as the report names them; the others stay empty."""
+    minutes_each: Annotated[float | None, arg(metavar="FLOAT")] = None
+    """CPU minutes of training for each run, in place of the budget's steps: equal time, whatever a step costs. It is
+    measured once, by a few steps of each run. Runs that others start from keep the budget's steps."""
 
     def run(self) -> None:
         """List, estimate, or run and report."""
@@ -133,11 +138,14 @@ class Reproduce(Plugins):
             raise UserError("name a study, or several: 'metavrf reproduce --list' lists them")
         if self.jobs < 1 or (self.iterations is not None and self.iterations < 1):
             raise UserError("--jobs and --iterations must be at least 1")
+        if self.minutes_each is not None and self.minutes_each <= 0:
+            raise UserError("--minutes-each must be more than 0")
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UserError("torchrun is for train, evaluate and compare: share a study's runs by --jobs and --on")
         from metavrf.studies.study import Plan
 
-        plan = Plan(chosen(self.names), self.out, self.budget, self.seeds, self.data, self.iterations)
+        how = (self.budget, self.seeds, self.data, self.iterations, self.minutes_each, self.rows)
+        plan = Plan(chosen(self.names), self.out, *how)
         for sentence in filter(None, plan.missing.values()):
             print(sentence, file=sys.stderr)
         if self.dry_run:
@@ -159,11 +167,15 @@ class Reproduce(Plugins):
         print(f"{len(found)} runs, about {minutes:.0f} minutes of one thread, {of_jobs}")
 
     def _reproduce(self, plan: Plan) -> None:
+        from metavrf.files import write_summed_json
         from metavrf.studies.executors import executor
         from metavrf.studies.report import write_report
         from metavrf.studies.work import run_jobs
 
         began = time.monotonic()
+        if plan.step_seconds:
+            plan.out.mkdir(parents=True, exist_ok=True)
+            write_summed_json(plan.steps_file, plan.step_seconds)
         prepare = partial(load_plugins, [file.absolute() for file in self.plugin]) if self.plugin else None
         where = executor(self.on, self.jobs, plan.out, prepare)
         run_jobs(plan, where, self.jobs, lambda line: print(line, file=sys.stderr))

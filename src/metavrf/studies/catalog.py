@@ -43,6 +43,11 @@ SHORT: Mapping[str, Options] = {  # so that one thread takes a few minutes
     "cifar-fs": {"iterations": 400, "validate_every": 200, "validate_tasks": 200},
     "mixed-images": {"iterations": 500, "validate_every": 250, "validate_tasks": 200},
 }
+# Tasks of 288 or 275 pictures a step, as harder tasks where a learner can be tested at other ways than trained.
+MANY_WAYS: Options = {"train_way": 16, "train_shot": 3, "query": 6, "batch": 2}
+FEW_WAYS: Options = {"train_way": 5, "train_shot": 5, "query": 6, "batch": 5}
+FAST: Options = {"precision": "bf16-mixed"}
+FULL_PRECISION = ("maml", "meta-lstm", "platipus", "cavia", "imaml")  # steps on gradients of the support
 SETS = {"omniglot": "Omniglot", "cifar-fs": "CIFAR-FS", "mini-imagenet": "miniImageNet", "mixed-images": "mixed images"}
 # Table 3 of the paper: miniImageNet on features of a WRN-28-10, accuracy (%) at 1 and 5 shots.
 DEEP = {
@@ -220,6 +225,36 @@ def learners_table() -> Study:
     return Study("Every learner on the same tasks", cells, "dots", note=note)
 
 
+def equal_time_table() -> Study:
+    """Every learner of classes from the same weights, at the same cost."""
+    start = Training("cifar-fs", {"learner": "classifier", **FAST}, seed=0)
+    network = Config.of("cifar-fs", "classifier").embedding
+    same = {name: getattr(network, name) for name in ("embedding", "channels", "last_channels")}
+    same |= {"validate_tasks": 200, "way": 5, "shot": 5}
+    rows = {"metavrf": MANY_OF_CLASSES, "metavrf, one kernel": {"context": "none"}}
+    drawn = ("shared", "rff", "rbf", "prototypical", "r2d2", "maml")
+    rows |= {name: {"learner": name} for name in (*drawn, *LEARNERS) if name not in ("metavrf", "classifier")}
+    shown = {"mean": "accuracy (%)", "nll": "nll", "ece": "calibration error"}
+    cells = []
+    for row, options in rows.items():
+        learner = LEARNERS[options.get("learner", "metavrf")]
+        if "classification" in learner.solves:
+            tasks = MANY_WAYS if learner.any_way else FEW_WAYS
+            more: Options = {"classify_weight": 1.0} if learner.embeds_alone else {}
+            speed = {} if row in FULL_PRECISION else FAST
+            run = Training("cifar-fs", {**same, **tasks, **speed, **more, **options}, start)
+            for shot in (5, 1):
+                test: Options = {"way": 5, "shot": shot}
+                cells += [Cell(row, f"{shot}-shot {name}", run, test, show) for show, name in shown.items()]
+    note = (
+        "All learners start from the embedding of one classifier and are trained for 5 shots, with a classifier of the "
+        "training classes beside their tasks, unless they change the embedding from task to task; with --minutes-each "
+        "for the same time."
+    )
+    axis = "CPU minutes of training"
+    return Study("CIFAR-FS, 5-way: learners at equal cost", cells, "time", axis, note=note, drawn=("metavrf", *drawn))
+
+
 def photo_learners(*more: str) -> dict[str, Options]:
     """Some of the learners on photographs."""
     rows = {key: named(key) for key in ("metavrf none", "metavrf bilstm", "rff", "rbf", "prototypical", "maml", *more)}
@@ -312,6 +347,7 @@ def of_our_own() -> dict[str, Study]:
         "oracle-table": oracle_table(),
         "calibration-figure": Study(title, calibration, "reliability", "confidence"),
         "learners-table": learners_table(),
+        "equal-time-table": equal_time_table(),
     }
 
 

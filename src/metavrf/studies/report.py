@@ -21,7 +21,7 @@ from metavrf.randomness import stream
 from metavrf.reports import number
 from metavrf.runs.directory import Run
 from metavrf.runs.provenance import hardware, provenance
-from metavrf.studies.study import BUDGETS, Cell, Known, Plan, Study
+from metavrf.studies.study import BUDGETS, Cell, Known, Plan, Study, Training
 from metavrf.tasks.functions import family
 from metavrf.testing.evaluation import difference, interval95
 
@@ -99,6 +99,8 @@ def write_report(plan: Plan, seconds: float) -> Path:
     machine, about = hardware(), provenance(plan.seeds[0])
     budget = BUDGETS[plan.budget]
     steps = f"{plan.iterations:,} steps in place of the budget's" if plan.iterations else budget.says
+    if plan.minutes:
+        steps += f"; {plan.minutes:g} CPU minutes of training for each run that no other starts from, by measured steps"
     versions = ", ".join(f"{name} {about[name]}" for name in ("metavrf", "torch", "python"))
     blocks: list[Block] = [
         ("h1", "Reproduction"),
@@ -142,6 +144,7 @@ def _write_study(plan: Plan, name: str, study: Study, about: dict[str, Any]) -> 
             "title": study.title,
             "budget": plan.budget,
             "iterations": plan.iterations,
+            "minutes_each": plan.minutes,
             "seeds": list(plan.seeds),
             "cells": [_plain(figure) for figure in figures],
             "paper": study.paper,
@@ -221,17 +224,21 @@ def _draw(plan: Plan, study: Study, figures: Sequence[Figure], path: Path) -> bo
         small = [f.cell.column for f in there if min(f.values) < 1 and f.cell.show == "mean"]
         plot_dots(panels, path, study.title, logarithmic=small)
     else:
-        lines = _lines(plan, study, there)
+        lines = _lines(plan, study, [figure for figure in there if not study.drawn or figure.cell.row in study.drawn])
         marks = {row: [(float(x), float(y.rstrip("†"))) for x, y in line.items()] for row, line in study.paper.items()}
         error = study.picture == "positions"
         value = "mean squared error" if error else "accuracy" + " (%)" * (study.picture == "lines")
+        if study.picture == "time":
+            value = "accuracy on validation classes (%)"
         confidence = study.picture == "reliability"
         plot_lines(lines, path, study.title, study.axis, value=value, marks=marks, log=error, diagonal=confidence)
     return True
 
 
 def _lines(plan: Plan, study: Study, figures: Sequence[Figure]) -> dict[str, list[tuple[float, float, float]]]:
-    """The points of each row's line: its columns, or of its first column's test, mean over runs, what is in a list."""
+    """The points of each row's line: its columns; or, mean over runs, what is in a list of its first column's test, or
+    the validations of the runs that are tested there.
+    """
     lines: dict[str, list[tuple[float, float, float]]] = {}
     for figure in figures:
         cell = figure.cell
@@ -242,9 +249,24 @@ def _lines(plan: Plan, study: Study, figures: Sequence[Figure]) -> dict[str, lis
             if study.picture == "positions":
                 means = [fmean(place) for place in zip(*(test["by_position"] for test in tests), strict=True)]
                 lines[cell.row] = [(place, mean, 0.0) for place, mean in enumerate(means, 1)]
+            elif study.picture == "time":
+                lines[cell.row] = _validations(plan, cell)
             else:  # of the first run: bins of several would not be the same
                 lines[cell.row] = [(confidence, accuracy, 0.0) for confidence, accuracy, _ in tests[0]["reliability"]]
     return lines
+
+
+def _validations(plan: Plan, cell: Cell) -> list[tuple[float, float, float]]:
+    """Accuracy on validation classes by CPU minutes of training, mean over runs; validating takes no time here."""
+    assert isinstance(cell.source, Training)
+    runs = [Run(plan.path(plan.job(cell.source, seed))) for seed in plan.found(cell)]
+    places = []
+    for records in zip(*(run.metrics() for run in runs), strict=True):
+        share = records[0]["step"] / runs[0].config().training.iterations
+        spent = [record.get("cpu_seconds", record["seconds"]) / 60 for record in records]
+        minutes = plan.minutes * share if plan.minutes else fmean(spent)
+        places.append((minutes, fmean(record["val_accuracy"] for record in records), 0.0))
+    return places
 
 
 def _fits(plan: Plan, study: Study) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Literal
 from metavrf.config import Config
 from metavrf.errors import UserError
 from metavrf.files import read_summed_json
+from metavrf.registry import unknown
 from metavrf.runs.directory import Run
 from metavrf.settings import DataSettings
 from metavrf.tasks.datasets import DATASETS
@@ -28,7 +30,9 @@ class Training:
     task: str
     options: Options = field(default_factory=dict)
     start_from: Training | None = None
-    """The run whose embedding it starts from; it has the same seed."""
+    """The run whose embedding it starts from; it has the same seed, unless it has its own."""
+    seed: int | None = None
+    """The only seed it is trained with, in place of the study's."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,9 @@ class Study:
 
     title: str
     cells: Sequence[Cell]
-    picture: Literal["", "dots", "lines", "fits", "positions", "reliability"] = ""
-    """Dots for the figures of a table; lines over columns that are numbers, over the places of a stream, or of accuracy
-    over confidence; or curves fitted by the runs of each column."""
+    picture: Literal["", "dots", "lines", "fits", "positions", "reliability", "time"] = ""
+    """Dots for the figures of a table; lines over columns that are numbers, over the places of a stream, of accuracy
+    over confidence, or of validation over training time; or curves fitted by the runs of each column."""
     axis: str = ""
     """What the columns are, for lines."""
     examples: int = 1
@@ -73,6 +77,8 @@ class Study:
     """What a reader must know to compare."""
     quick: tuple[str, ...] = ()
     """The only rows that are run with the budget of minutes; all of them where this is empty."""
+    drawn: tuple[str, ...] = ()
+    """The only rows in the picture; all of them where this is empty."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,7 @@ class Budget:
     says: str
 
 
+VALIDATIONS = 6  # of a run with --minutes-each
 BUDGETS = {
     "minutes": Budget(1 / 20, 1, 500, "a twentieth of the usual steps, one seed, 500 test tasks"),
     "hour": Budget(1 / 5, 1, 1000, "a fifth of the usual steps, one seed, 1,000 test tasks"),
@@ -120,6 +127,12 @@ class Plan:
     seeds: Sequence[int] = ()
     data: str = ""
     iterations: int | None = None
+    minutes: float | None = None
+    """CPU minutes of training for each run but those that others start from, in place of the budget's steps."""
+    rows: Sequence[str] = ()
+    """The only rows of the studies that are run and reported; all of them where this is empty."""
+    step_seconds: dict[str, float] = field(default_factory=dict, init=False)
+    """CPU seconds of a training step, by a hash of its settings: measured once, and kept for the calls after it."""
     jobs: dict[str, Job] = field(default_factory=dict, init=False)
     missing: dict[str, str] = field(default_factory=dict, init=False)
     """Why a task cannot be run, by its name."""
@@ -127,9 +140,14 @@ class Plan:
     """Why a job came to nothing, by its name."""
 
     def __post_init__(self) -> None:
+        rows = list(dict.fromkeys(cell.row for study in self.studies.values() for cell in study.cells))
+        for row in self.rows:
+            if row not in rows:
+                raise UserError(unknown("row", row, rows, ""))
         self.out = self.out.absolute()
         self.data = str(Path(self.data).absolute()) if self.data else ""
         self.seeds = tuple(self.seeds) or tuple(range(BUDGETS[self.budget].seeds))
+        self.step_seconds = read_summed_json(self.steps_file, "remove it to measure the steps anew") or {}
         for name, study in self.studies.items():
             for cell in self.asked(study):
                 for source in (cell.source, cell.minus):
@@ -149,8 +167,8 @@ class Plan:
         return job
 
     def asked(self, study: Study) -> list[Cell]:
-        """The cells that this budget runs."""
-        some = study.quick if self.budget == "minutes" else ()
+        """The cells that this plan runs."""
+        some = self.rows or (study.quick if self.budget == "minutes" else ())
         return [cell for cell in study.cells if not some or cell.row in some]
 
     def seeds_of(self, source: Training | Known) -> Sequence[int]:
@@ -173,14 +191,19 @@ class Plan:
                     self.missing[task] = f"{task} is left out: {error}"
         return not self.missing.get(task)
 
-    def job(self, source: Training | Known, seed: int) -> Job:
-        """The run of a seed. Its name has a hash of its settings, and of those of the run it starts from."""
+    def job(self, source: Training | Known, seed: int, *, begins: bool = False) -> Job:
+        """The run of a seed, or one that others begin with. Its name has a hash of its settings and of that one's."""
         if isinstance(source, Known):
             return Job(f"{source.task}-{source.name}".replace(" ", "-").lower(), source)
+        seed = seed if source.seed is None else source.seed
         options: dict[str, Any] = {"threads": 1} | dict(source.options) | {"seed": seed}
         config = Config.of(source.task, **options)
-        config = config.with_options(iterations=self.iterations or self.steps(config))
-        start = None if source.start_from is None else self.job(source.start_from, seed)
+        start = None if source.start_from is None else self.job(source.start_from, seed, begins=True)
+        if self.minutes and not begins:
+            steps = self.steps_within(60 * self.minutes, config)
+            config = config.with_options(iterations=steps, validate_every=max(1, steps // VALIDATIONS))
+        else:
+            config = config.with_options(iterations=self.iterations or self.steps(config))
         digest = hashlib.sha256(f"{config.to_toml()} {start and start.name}".encode()).hexdigest()[:8]
         name = f"{Path(config.task).stem}-{config.learner}-seed{seed}-{digest}"
         config = config.with_options(data=self.data)
@@ -194,6 +217,23 @@ class Plan:
         if share is None:
             return Config.of(config.task, config.learner, "paper").training.iterations
         return max(1, round(share * config.training.iterations))
+
+    def steps_within(self, seconds: float, config: Config[Any]) -> int:
+        """The training steps that take so many seconds of one core."""
+        from metavrf.studies.timing import measure
+
+        settings = config.with_options(seed=0, iterations=1, data="").to_toml()
+        digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
+        if digest not in self.step_seconds:
+            self.step_seconds[digest] = measure(
+                config.with_options(data=self.data), time.process_time, validation=False
+            ).step
+        return max(1, round(seconds / self.step_seconds[digest]))
+
+    @property
+    def steps_file(self) -> Path:
+        """Where measured steps are kept, so that the same call finds the same runs."""
+        return self.out / "steps.json"
 
     def path(self, job: Job) -> Path:
         """The run directory of a job."""
@@ -222,7 +262,7 @@ class Plan:
     def found(self, cell: Cell, source: Training | Known | None = None) -> dict[int, dict[str, Any]]:
         """The figures of a cell's test by seed, as far as they are there."""
         source = source or cell.source
-        if not self.is_there(source.task):
+        if not self.is_there(source.task) or (self.rows and cell.row not in self.rows):
             return {}
         figures = {}
         for seed in self.seeds_of(source):

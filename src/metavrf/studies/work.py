@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -15,15 +14,13 @@ import torch
 from metavrf.config import Config
 from metavrf.errors import UserError
 from metavrf.files import write_summed_json
-from metavrf.learners.measuring import calibrate
 from metavrf.model import load
-from metavrf.randomness import stream
 from metavrf.runs.directory import Run
 from metavrf.runs.stopping import Interrupted, stop_signals
-from metavrf.runs.training import Trainer, make_fabric, train
+from metavrf.runs.training import train
 from metavrf.studies.known import evaluate_known
 from metavrf.studies.study import Job, Known, Plan
-from metavrf.tasks.source import open_tasks
+from metavrf.studies.timing import Cost, measure
 from metavrf.testing.evaluate import evaluate
 from metavrf.testing.evaluation import Evaluation
 from metavrf.testing.settings import TEST_EPISODES, TEST_TASKS
@@ -40,8 +37,6 @@ LOOK_EVERY = 0.2  # seconds, for signals
 DIED = "its process was killed"
 STOPPED = "it was asked to stop"  # by others than us
 DEATHS = 3  # of a job that are forgiven
-STEPS_TIMED = 5
-TASKS_TIMED = 50
 
 
 def run_jobs(plan: Plan, executor: Executor, at_once: int, say: Say) -> None:
@@ -184,39 +179,21 @@ class Estimate(NamedTuple):
 
 def estimates(plan: Plan) -> list[Estimate]:
     """The time that the jobs will take, from a few measured steps and a small validation of each kind of run."""
-    measured: dict[str, tuple[float, float]] = {}
+    measured: dict[str, Cost] = {}
     found = []
-    torch.set_num_threads(1)
     for job in plan.jobs.values():
         if isinstance(job.source, Known) or plan.is_done(job):
             continue
-        config = job.source.with_options(seed=0, start_from="")  # takes as long
-        key = config.to_toml()
+        key = job.source.with_options(seed=0, start_from="").to_toml()  # takes as long
         if key not in measured:
-            measured[key] = _measure(config)
+            measured[key] = measure(job.source)
         step, test = measured[key]
-        run, settings = Run(plan.path(job)), config.training
+        run, settings = Run(plan.path(job)), job.source.training
         left = 0 if run.result_file.exists() else settings.iterations - run.step()
-        usual = TEST_TASKS if config.kind == "functions" else TEST_EPISODES
+        usual = TEST_TASKS if job.source.kind == "functions" else TEST_EPISODES
         asked = [plan.options(job, t) for name, t in job.tests.items() if not (plan.out / "tests" / name).exists()]
         tested = sum(options.get("tasks", usual) for options in asked)
         validated = left / settings.iterations * max(1, settings.iterations // settings.validate_every)
         training = left * step + validated * settings.validate_tasks * test
         found.append(Estimate(job.label, left, step, training, tested * test))
     return found
-
-
-def _measure(config: Config[Any]) -> tuple[float, float]:
-    """Seconds of a training step, and of a validation task."""
-    tasks = open_tasks(config.task, config.data, quiet=True)
-    validation = tasks.groups("val", TASKS_TIMED, config.episode, stream(0, "validation"))
-    with TemporaryDirectory() as folder:
-        learner, fabric = config.build(tasks.spec), make_fabric(config.training)
-        trainer = Trainer(config, Run(folder), fabric, tasks, learner, stopped=[], quiet=True)
-        trainer.train_step()  # the first sets things up
-        start = time.perf_counter()
-        for _ in range(STEPS_TIMED):
-            trainer.train_step()
-        middle = time.perf_counter()
-        calibrate(learner, validation[0] if len(validation) == 1 else validation)
-    return (middle - start) / STEPS_TIMED, (time.perf_counter() - middle) / TASKS_TIMED
