@@ -112,6 +112,25 @@ def _both(cells: Iterable[str]) -> str:
     return " / ".join(cells)
 
 
+@table("equal-time")
+def equal_time() -> Rows:
+    """Learners of classes on CIFAR-FS, each trained for the same CPU time from the same weights: the best one first."""
+    study = result("study-equal-time")
+    cells = {(cell["row"], cell["column"]): cell for cell in study["cells"] if cell["runs"]}
+    steps = {row["training"]: row["iterations"] for row in study["rows"]}
+    shown = [f"{shot}-shot {what}" for shot in (5, 1) for what in ("accuracy (%)", "nll", "calibration error")]
+    digits = dict(zip(shown, (2, 3, 3) * 2, strict=True))
+    first = sorted(steps, key=lambda row: -cells[row, shown[0]]["mean"])
+    lines = []
+    for row in first:
+        found = [(cells[row, column], digits[column]) for column in shown]
+        texts = [
+            f"{cell['mean']:.{n}f} ± {cell['ci95']:.{n}f}" if n == 2 else f"{cell['mean']:.{n}f}" for cell, n in found
+        ]
+        lines.append([row, *texts, f"{steps[row]:,}"])
+    return [["", *shown, "steps"], *lines]
+
+
 @table("learners-sine-new")
 def learners_sine_new() -> Rows:
     """Six more learners of functions, from ten points."""

@@ -53,7 +53,8 @@ class TrainingSettings:
     """Weight of a second loss: a classifier of all training classes on the features of the same pictures. It teaches
     the embedding, and is not used at test time."""
     start_from: str = added("", before="")
-    """A run whose embedding, and classifier of the training classes, this one starts from."""
+    """A run whose embedding, and classifier of the training classes, this one starts from. Of several runs, with commas
+    between them, it starts from the mean weights."""
     precision: Literal["32", "bf16-mixed"] = added("32", before="32")
     """Numbers the embedding of pictures is trained in: 32 bits, or mostly 16, which is faster where the processor has
     instructions for them. Everything else has 32 bits or more."""

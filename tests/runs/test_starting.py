@@ -16,6 +16,7 @@ from metavrf.config import TrainingSettings
 from metavrf.errors import UserError
 from metavrf.files import read_tensors
 from metavrf.runs.optimizing import make_optimizer
+from metavrf.runs.starting import start_from
 from pictures_on_disk import write_folder
 from processes import assert_same_run, broken_and_resumed
 
@@ -83,6 +84,25 @@ def test_a_run_starts_from_the_embedding_and_classifier_of_another(
     assert result["started_from"]["run"] == str(pretrained)
     assert result["started_from"]["learner"] == "classifier"
     assert len(result["started_from"]["sha256"]) == 64
+
+
+def test_a_run_starts_from_the_mean_of_several(folder: Path, pretrained: Path, tmp_path: Path) -> None:
+    chosen = TINY | {"learner": "classifier", "iterations": 1}
+    second = metavrf.train(str(folder), out=tmp_path / "second", start_from=str(pretrained), **chosen)
+    spec, config = second.spec(), second.config()
+    both = f"{pretrained},{second.path}"
+    learner = config.build(spec)
+    about = start_from(both, learner, spec)
+    tensors = [read_tensors(path / "model.safetensors")[0] for path in (pretrained, second.path)]
+    state = learner.state_dict()
+    taken = [name for name in state if name.startswith(("embedding.", "classifier.")) and "num_batches" not in name]
+    assert any(not torch.equal(tensors[0][name], tensors[1][name]) for name in taken)
+    for name in taken:
+        torch.testing.assert_close(state[name], (tensors[0][name] + tensors[1][name]) / 2)
+    assert [start["run"] for start in about["mean_of"]] == both.split(",")
+    wide = metavrf.train(str(folder), out=tmp_path / "wide", **chosen | {"channels": 4})
+    with pytest.raises(UserError, match="differ in shape"):
+        start_from(f"{pretrained},{wide.path}", learner, spec)
 
 
 def test_a_run_that_starts_from_another_is_resumed_to_the_bit_even_if_that_is_gone(
