@@ -413,10 +413,9 @@ class MetaVRF(KernelLearner):
             state = found.memory
         else:
             prediction = self.regress(episodes, q, generator)  # 6, 7, 8
-        prediction = replace(prediction, memory=state)
-        if prediction.loss is None:
-            return prediction
         loss, terms = prediction.loss, dict(prediction.terms)
+        if loss is None:
+            return replace(prediction, memory=state)
         if self.prior is not None and inferred is not None and self.settings.kl_weight:
             keys = episodes.prototypes(episodes.support_x)
             prior = self.prior(episodes.query_x, keys)  # 5: p(ω|x, S)
@@ -425,7 +424,7 @@ class MetaVRF(KernelLearner):
         if self.settings.prototype_weight and episodes.way is not None:  # beyond the paper
             terms["prototypical"] = nearest_prototype(embedded).terms["nll"]
             loss = loss + self.settings.prototype_weight * terms["prototypical"]
-        return replace(prediction, loss=loss, terms=terms)
+        return replace(prediction, loss=loss, terms=terms, memory=state)
 
     def _weigh(
         self,

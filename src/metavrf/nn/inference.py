@@ -243,9 +243,7 @@ class _MeanKL(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, mean: Tensor, log_variance: Tensor, other_mean: Tensor, other_log_variance: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, mean: Tensor, log_variance: Tensor, other_mean: Tensor, other_log_variance: Tensor) -> Tensor:
         precision = torch.exp(-other_log_variance)  # 1/s²  [T, Q, d]
         apart = mean.unsqueeze(1) - other_mean
         pull = apart * precision
