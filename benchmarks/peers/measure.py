@@ -51,6 +51,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 SOURCE = {"PYTHONPATH": os.pathsep.join([str(HERE.parent), str(ROOT / "src")])}
 RACE_TASKS = 300
 TNP = "metavrf, transformer neural process"
+KINDS = ("step", "evaluation", "adaptation", "sine", "sine-adaptation")
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,8 @@ class Options:
     """Training of each in the comparison at equal time; 0 to leave that out."""
     peers: tuple[str, ...] = tuple(peer.name for peer in PEERS)
     """Which to measure."""
+    only: tuple[str, ...] = KINDS
+    """Which kinds of work, beside training for the same time."""
     environments: Path = ROOT / ".venv-peers"
     """Folder of the peers' environments."""
     save: Path | None = None
@@ -188,7 +191,7 @@ def measure(options: Options, peers: Sequence[Peer]) -> Results:
     work = Work.quick() if options.quick else Work()
     skipped: list[str] = []
     machine_facts: dict[str, Any] = {}
-    turns: dict[str, list[Turn]] = {"step": [], "evaluation": [], "adaptation": [], "sine": [], "sine-adaptation": []}
+    turns: dict[str, list[Turn]] = {kind: [] for kind in KINDS}
     with ExitStack() as stack:
         bench = Bench(work, options.rounds, options.threads, watch)
         ours = {name: stack.enter_context(bench.worker(name)) for name in (OURS, DEFAULT)}
@@ -220,8 +223,8 @@ def measure(options: Options, peers: Sequence[Peer]) -> Results:
                     worker = stack.enter_context(peer.worker(options.environments, work, allocator, options.threads))
                     machine_facts[peer.name] = worker.facts["version"]
                     label = _labels(allocator)
-                    for kind, pieces in peer.pieces().items():
-                        for name, piece in pieces.items():
+                    for kind in options.only:
+                        for name, piece in peer.pieces()[kind].items():
                             worker.turn(piece)  # what does not run is found out before the rounds
                             calls = 1 if kind in ("step", "evaluation") else work.calls
                             turns[kind].append(Turn(label(name), worker, piece, calls))
@@ -232,7 +235,11 @@ def measure(options: Options, peers: Sequence[Peer]) -> Results:
                     kind: [turn for turn in members if not turn.label.startswith(tuple(gone))]
                     for kind, members in turns.items()
                 }
-        sections = [_section(kind, members, work, options.rounds) for kind, members in turns.items() if members]
+        sections = [
+            _section(kind, members, work, options.rounds)
+            for kind, members in turns.items()
+            if members and kind in options.only
+        ]
     if options.seconds:
         running = [peer for peer in peers if not any(text.startswith(f"{peer.name}: ") for text in skipped)]
         sections += races(options, running, work, skipped)
@@ -372,6 +379,8 @@ def main() -> None:
     try:
         check_picture(options.chart)
         known = {peer.name: peer for peer in PEERS}
+        if strange := [name for name in options.only if name not in KINDS]:
+            raise UserError(f"there is no kind of work {strange[0]!r}: choose from {', '.join(KINDS)}")
         if unknown := [name for name in options.peers if name not in known]:
             raise UserError(f"there is no peer {unknown[0]!r}: choose from {', '.join(known)}")
         results = measure(options, [known[name] for name in options.peers])

@@ -25,6 +25,7 @@ from metavrf.learners.head import GaussianLikelihood, MixtureHead, weighed
 from metavrf.learners.metavrf import MetaVRF
 from metavrf.learners.proposing import inverse_and_log_det, inverse_and_log_det_plainly
 from metavrf.nn.columns import PROPOSALS
+from metavrf.nn.inference import gaussian_kl, mean_kl
 from metavrf.nn.pooling import max_pool
 from metavrf.randomness import stream
 from speed.step import OneKernel, random_bank, random_tasks, sine_config, sine_trainer, step_config
@@ -65,6 +66,7 @@ class Gradients:
             f"exact kernels, {ON_OMNIGLOT}": exact_kernels(*self.omniglot_kernel[1:]),
             f"likelihood with tails, {ON_SINE}": self.sine_likelihood(),
             f"likelihood of one kernel, {ON_SINE}": self.one_likelihood(),
+            f"KL of one kernel, {ON_SINE}": self.one_kl(),
         }
         for place, (phi, support) in {ON_SINE: on_sine, ON_OMNIGLOT: on_omniglot}.items():
             found[f"kernel of features, {place}"] = kernel_of_features(phi, support)
@@ -142,6 +144,20 @@ class Gradients:
             [mean, variance, energy, *scales],
             lambda: [scaled_nll(mean, variance, energy, fit.samples, scales, target)],
             lambda: [mean_nll(*scales.normals(mean, variance, energy, fit.samples), target).to(target)],
+        )
+
+    def one_kl(self) -> Gradient:
+        """The KL of what is inferred of each task to the prior of each query."""
+        trainer = sine_trainer(sine_config(self.work, context="none", train_kernel="exact"))
+        assert isinstance(trainer.learner, MetaVRF)
+        learner, task, q = inferred(trainer.learner, trainer.tasks_of(0))
+        with torch.no_grad():
+            prior = OneKernel(learner).prior(task.query_x, task.prototypes(task.support_x))
+            mean, log_variance, *other = leaves(q.mean[0], 2 * q.std[0].log(), *prior)
+        return Gradient(
+            [mean, log_variance, *other],
+            lambda: [mean_kl(mean, log_variance, *other)],
+            lambda: [gaussian_kl(mean.unsqueeze(1), log_variance.unsqueeze(1), *other).mean()],
         )
 
     def omniglot_ridge(self) -> Gradient:

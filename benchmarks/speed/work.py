@@ -24,6 +24,7 @@ GRADIENTS = (
     f"exact kernels, {ON_OMNIGLOT}",
     f"likelihood with tails, {ON_SINE}",
     f"likelihood of one kernel, {ON_SINE}",
+    f"KL of one kernel, {ON_SINE}",
     f"kernel of features, {ON_SINE}",
     f"kernel of features, {ON_OMNIGLOT}",
     f"cosine and sine, {ON_SINE}",

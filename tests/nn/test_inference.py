@@ -16,6 +16,7 @@ from metavrf.nn.inference import (
     TaskSummary,
     gaussian_kl,
     laplace_attention,
+    mean_kl,
 )
 
 FEATURES = 6
@@ -63,6 +64,19 @@ def test_kl_is_that_of_torch_distributions() -> None:
 def test_kl_of_equal_gaussians_is_zero() -> None:
     mean, log_variance = torch.randn(2, 5, FEATURES).unbind()
     assert gaussian_kl(mean, log_variance, mean, log_variance).abs().max() == 0
+
+
+def test_the_mean_kl_is_that_over_queries_with_the_gradient_that_pytorch_derives() -> None:
+    shapes = (5, FEATURES), (5, FEATURES), (5, 7, FEATURES), (5, 7, FEATURES)
+    inputs = [torch.randn(shape, dtype=torch.double, requires_grad=True) for shape in shapes]
+    mean, log_variance, *other = inputs
+    plain = gaussian_kl(mean.unsqueeze(1), log_variance.unsqueeze(1), *other).mean()
+    found = mean_kl(mean, log_variance, *other)
+    torch.testing.assert_close(found, plain)
+    for own, expected in zip(
+        torch.autograd.grad(3 * found, inputs), torch.autograd.grad(3 * plain, inputs), strict=True
+    ):
+        torch.testing.assert_close(own, expected)
 
 
 # laplace_attention and the prior

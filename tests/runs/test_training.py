@@ -16,10 +16,9 @@ import metavrf
 from metavrf.config import TrainingSettings
 from metavrf.errors import UserError
 from metavrf.files import read_tensors
-from metavrf.learners.prototypical import Prototypical
 from metavrf.runs import training
 from metavrf.runs.directory import Run
-from metavrf.runs.optimizing import clip_gradients, learning_rate
+from metavrf.runs.optimizing import learning_rate
 from metavrf.runs.training import make_fabric
 from processes import (
     DOCUMENTED,
@@ -331,18 +330,6 @@ def test_a_constant_learning_rate_stays_after_the_warm_up() -> None:
 
 def test_no_warm_up_starts_at_the_peak() -> None:
     assert learning_rate(TrainingSettings(lr=0.5, warmup=0), 0) == 0.5
-
-
-@pytest.mark.parametrize(("limit", "scale"), [(0.0, 1.0), (1e3, 1.0), (0.5, 0.5)])
-def test_gradients_are_clipped_by_their_joint_norm(limit: float, scale: float) -> None:
-    learner = Prototypical(torch.nn.Linear(3, 4))
-    gradients = [torch.randn_like(parameter) for parameter in learner.parameters()]
-    for parameter, gradient in zip(learner.parameters(), gradients, strict=True):
-        parameter.grad = gradient.clone()
-    joint = math.sqrt(sum(gradient.square().sum().item() for gradient in gradients))
-    assert clip_gradients(list(learner.parameters()), limit) == pytest.approx(joint, rel=1e-5)
-    for parameter, gradient in zip(learner.parameters(), gradients, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient * (scale / joint if limit == 0.5 else scale))
 
 
 def test_diverging_training_ends_in_one_sentence_that_names_the_learning_rate(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 VARIANCE_FLOOR = 1e-6  # of a predicted normal, as its likelihood counts it
+POWERS = (1.0, 0.0, 2.0, 2.0, 1.0)  # of the numbers whose logarithms are Scales (β is none) in a likelihood
 
 
 def log_weights(log_prior: Tensor, log_evidence: Tensor, power: Tensor | float = 1.0) -> Tensor:
@@ -162,35 +163,35 @@ class _ScaledNLL(torch.autograd.Function):
     def forward(  # noqa: PLR0917 - as autograd calls it
         ctx: Any, mean: Tensor, variance: Tensor, energy: Tensor, samples: int, target: Tensor, *scales: Tensor
     ) -> Tensor:
-        log_gamma, beta, log_noise, log_scale, log_weight = torch.stack(scales).double().unbind()
-        gamma, noise, prior, weight = log_gamma.exp(), (2 * log_noise).exp(), (2 * log_scale).exp(), log_weight.exp()
-        scale = energy.add(weight * prior).div_(weight + samples).unsqueeze(-2)  # [L, T, 1, p]
+        stacked = torch.stack(scales).double()
+        beta = stacked[1].item()
+        gamma, _, noise, prior, weight = (stacked * stacked.new_tensor(POWERS)).exp_().tolist()
+        scale = energy.add(weight * prior).div_(weight + samples).unsqueeze(-2)  # s²  [L, T, 1, p]
         total = (scale * variance.unsqueeze(-1)).add_(noise)  # V  [L, T, Q, p]
         floored = total.clamp_min(VARIANCE_FLOOR)
         error = torch.sub(mean * gamma, target).add_(beta)
         ratio = error / floored
-        ctx.save_for_backward(mean, variance, scale, total, floored, error, ratio, gamma, noise, prior, weight)
-        ctx.samples, ctx.dtype = samples, scales[0].dtype
+        ctx.save_for_backward(mean, variance, scale, total, floored, error, ratio)
+        ctx.numbers, ctx.known, ctx.dtype = (gamma, noise, prior, weight), weight + samples, scales[0].dtype
         return (ratio * error).add_(floored.log()).mean().add_(math.log(2 * math.pi)).mul_(0.5).to(scales[0])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        mean, variance, scale, total, floored, error, ratio, gamma, noise, prior, weight = ctx.saved_tensors
-        known = weight + ctx.samples
+        mean, variance, scale, total, floored, error, ratio = ctx.saved_tensors
+        gamma, noise, prior, weight = ctx.numbers
         each = gradient / ratio.numel()
         by_error = ratio * each
         by_total = torch.sub(each, by_error * error).div_(floored).mul_(0.5).mul_(total >= VARIANCE_FLOOR)
-        by_scale = (by_total * variance.unsqueeze(-1)).sum(-2, keepdim=True)  # [L, T, 1, p]
+        of_scale = (by_total * variance.unsqueeze(-1)).sum(-2)  # [L, T, p]
         of_variance = (by_total * scale).sum(-1)
         of_mean = by_error * gamma
-        of_energy = by_scale.squeeze(-2) / known
-        of_weight = (by_scale * (prior - scale)).sum() * (weight / known)
+        of_energy = of_scale / ctx.known
         numbers = (
             (of_mean * mean).sum(),
             by_error.sum(),
             by_total.sum() * (2 * noise),
             of_energy.sum() * (2 * weight * prior),
-            of_weight,
+            (of_energy * (prior - scale.squeeze(-2))).sum() * weight,
         )
         return of_mean, of_variance, of_energy, None, None, *torch.stack(numbers).to(ctx.dtype).unbind()

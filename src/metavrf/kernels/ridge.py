@@ -144,12 +144,15 @@ class Fit(NamedTuple):
         return -0.5 * (self.energy.sum(-1) / amplitude + outputs * (self.log_det + scale))
 
 
-def solve(kernel: Tensor, targets: Tensor, lam: Tensor, prior: Tensor | float = 1.0) -> Fit:
+def solve(
+    kernel: Tensor, targets: Tensor, lam: Tensor, prior: Tensor | float = 1.0, *, determinant: bool = True
+) -> Fit:
     """The dual form in one go: ``kernel [..., S, S + Q]`` is of the support with itself and with the queries, K | K̃.
 
     ``lam`` is λ, one for all or ``[...]``. ``prior`` is k(x, x) of each query, ``[..., Q]`` or one for all.
+    ``determinant`` says whether the evidence will be asked for.
     """
-    mean, explained, energy, log_det = _Solve.apply(kernel, targets, lam)
+    mean, explained, energy, log_det = _Solve.apply(kernel, targets, lam, determinant)
     return Fit(mean, (prior - explained).clamp_min(0), energy, log_det, kernel.shape[-2])
 
 
@@ -228,21 +231,24 @@ class _Solve(torch.autograd.Function):
     """K̃ᵀP Y, the diagonal of K̃ᵀP K̃, that of YᵀP Y, and log|P⁻¹|, for P = (K + λI)⁻¹ = (LLᵀ)⁻¹.
 
     With W = L⁻¹[K̃ | Y] they are products of W with itself, and the determinant is in the diagonal of L. The gradient
-    follows from dP = -P·dK·P and d log|P⁻¹| = tr(P·dK) with X = P[K̃ | Y]; written by hand it is a dozen operations on
-    small matrices.
+    follows from dP = -P·dK·P and d log|P⁻¹| = tr(P·dK) with X = P[K̃ | Y] = L⁻ᵀW; written by hand it is a dozen
+    operations on small matrices. Where the determinant is not asked for, nothing needs P itself.
     """
 
     @staticmethod
-    def forward(ctx: Any, kernel: Tensor, targets: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any, kernel: Tensor, targets: Tensor, lam: Tensor, determinant: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         samples, queries = kernel.shape[-2], kernel.shape[-1] - kernel.shape[-2]
         gram, cross = kernel.split([samples, queries], dim=-1)
         factor = _cholesky(gram, lam)
         right = torch.cat([cross, targets.expand(*cross.shape[:-1], -1)], dim=-1)
         white = torch.linalg.solve_triangular(factor, right, upper=False)  # W
-        ctx.save_for_backward(factor, right, targets, lam)
+        ctx.save_for_backward(factor, right if determinant else white, targets, lam)
+        ctx.determinant = determinant
         squares = white.square().sum(-2)
         of_queries, of_targets = white.split([queries, white.shape[-1] - queries], dim=-1)
-        log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1).mul_(2)
+        log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1).mul_(2) if determinant else None
         ctx.set_materialize_grads(False)
         return of_queries.mT @ of_targets, squares[..., :queries], squares[..., queries:], log_det
 
@@ -250,15 +256,18 @@ class _Solve(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any, mean: Tensor | None, explained: Tensor | None, energy: Tensor | None, log_det: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None, Tensor, None]:
         factor, right, targets, lam = ctx.saved_tensors
         outputs = targets.shape[-1]
         queries = right.shape[-1] - outputs
         mean = right.new_zeros(*right.shape[:-2], queries, outputs) if mean is None else mean
         explained = right.new_zeros(*right.shape[:-2], queries) if explained is None else explained
         energy = right.new_zeros(*right.shape[:-2], outputs) if energy is None else energy
-        inverse = torch.cholesky_inverse(factor)  # P
-        solved = inverse @ right  # X = [A | α]
+        if ctx.determinant:
+            inverse = torch.cholesky_inverse(factor)  # P
+            solved = inverse @ right  # X = [A | α]
+        else:
+            solved = torch.linalg.solve_triangular(factor.mT, right, upper=True)
         to_queries, to_targets = solved.split([queries, outputs], dim=-1)
         outer = to_targets * mean.mT if outputs == 1 else to_targets @ mean.mT  # batched products are slow for one
         by_mean = torch.cat([outer, to_queries @ mean], dim=-1)
@@ -270,7 +279,8 @@ class _Solve(torch.autograd.Function):
             gram += log_det[..., None, None] * inverse
         kernel = torch.cat([gram, right[..., :queries]], dim=-1)
         of_lam = gram.diagonal(dim1=-2, dim2=-1).sum(-1).sum_to_size(lam.shape)
-        return kernel, right[..., queries:].sum_to_size(targets.shape), of_lam
+        of_targets = right[..., queries:].sum_to_size(targets.shape) if ctx.needs_input_grad[1] else None
+        return kernel, of_targets, of_lam, None
 
 
 def _cholesky(gram: Tensor, lam: Tensor) -> Tensor:

@@ -134,11 +134,10 @@ class Exact:
             r, level = ramps(z, jumping)
             products = r[:, :, :support, None] * r[:, :, None] + level[..., None]
             return torch.cat([products, self.gram(z, others, support)])
-        comb = None if q.comb is None else q.comb.double()
         tasks, points, _ = z.shape
         room = 24 * len(q.mean) * tasks * support * points
         check_room(room, f"{len(q.mean):,} kernels of {tasks:,} tasks of {support:,} support samples")
-        kernel: Tensor = _Gram.apply(z.double(), q.mean.double(), q.std.double(), comb, support, q.rough_ones())
+        kernel: Tensor = _Gram.apply(z, q.mean, q.std, q.comb, support, q.rough_ones())
         return kernel
 
     def cross(self, z: Tensor, support: Tensor, q: Spectral) -> Tensor:
@@ -214,6 +213,8 @@ class _Gram(torch.autograd.Function):
     def forward(  # noqa: PLR0917 - as autograd calls it
         ctx: Any, z: Tensor, mean: Tensor, std: Tensor, comb: Tensor | None, support: int, rough: Tensor | None
     ) -> Tensor:
+        ctx.dtypes = [None if value is None else value.dtype for value in (z, mean, std, comb)]
+        z, mean, std, comb = z.double(), mean.double(), std.double(), None if comb is None else comb.double()
         phase = (mean.transpose(0, 1) @ z.mT).transpose(0, 1).contiguous()  # μᵀz  [M, T, N]
         cos, sin = phase.cos(), phase.sin()
         u = z * std.unsqueeze(2)  # [M, T, N, d]
@@ -241,7 +242,7 @@ class _Gram(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         z, mean, std, comb, u, cos, sin, envelope, cosine, kernel, rough, slope = ctx.saved_tensors
         support = kernel.shape[2]
         by_log = gradient * kernel  # of the logarithm  [M, T, S, N]
@@ -256,13 +257,19 @@ class _Gram(torch.autograd.Function):
         of_phase = by_shift.sum(2)  # of μᵀz  [M, T, N]
         of_phase[..., :support] -= by_shift.sum(3)
         of_mean = torch.matmul(of_phase.transpose(0, 1), z).transpose(0, 1)
-        of_u = (by_log.mT @ u[:, :, :support]).sub_(by_log.sum(2).unsqueeze(-1) * u)
-        of_u[:, :, :support] += (by_log @ u).sub_(by_log.sum(3).unsqueeze(-1) * u[:, :, :support])
+        told = u[:, :, :support]
+        of_u = (by_log.mT @ told).addcmul_(by_log.sum(2).unsqueeze(-1), u, value=-1)
+        of_u[:, :, :support] += (by_log @ u).addcmul_(by_log.sum(3).unsqueeze(-1), told, value=-1)
         of_std = (of_u * z).sum(2)
         of_z = None
         if ctx.needs_input_grad[0]:
-            of_z = torch.matmul(of_phase.permute(1, 2, 0), mean.transpose(0, 1)) + (of_u * std.unsqueeze(2)).sum(0)
-        return of_z, of_mean, of_std, of_comb, None, None
+            of_u *= std.unsqueeze(2)
+            if len(mean) == 1:
+                of_z = of_u[0].addcmul_(of_phase[0].unsqueeze(-1), mean[0].unsqueeze(1))
+            else:
+                of_z = torch.matmul(of_phase.permute(1, 2, 0), mean.transpose(0, 1)).add_(of_u.sum(0))
+        found = zip((of_z, of_mean, of_std, of_comb), ctx.dtypes, strict=True)
+        return *(None if value is None else value.to(dtype) for value, dtype in found), None, None
 
 
 def _outer(a: Tensor, b: Tensor, c: Tensor, d: Tensor, support: int) -> Tensor:

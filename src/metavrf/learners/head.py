@@ -71,7 +71,7 @@ class RidgeHead(nn.Module):
     def fit(self, kernel: Tensor, episodes: Episodes, prior: Tensor | float = 1.0) -> ridge.Fit:
         """Solve for the support's targets under ``kernel [L, T, S, S + Q]``."""
         kernel, targets = weighed(kernel.double(), episodes)
-        return ridge.solve(kernel, targets, self.lam.double(), prior)
+        return ridge.solve(kernel, targets, self.lam.double(), prior, determinant=False)
 
     def ridge(self, support: Tensor, episodes: Episodes) -> ridge.Ridge:
         """Solve for the support's targets on its features, in double precision."""
@@ -162,7 +162,8 @@ class GaussianLikelihood(nn.Module):
         scales, told = self.scales(head), (fit.mean, fit.variance, fit.energy, fit.samples)
         if self.training and episodes.query_y is not None:  # the loss is all that is asked for
             nll = scaled_nll(*told, scales, episodes.query_y)
-            samples = head.scaled(fit.mean.detach()).detach()
+            with torch.no_grad():
+                samples = head.scaled(fit.mean)
             return Prediction(samples.mean(0), samples, loss=nll, terms={"nll": nll})
         mean, variance = scales.normals(*told)
         return of_normals(mean.float(), variance.float(), episodes)

@@ -40,7 +40,7 @@ from metavrf.learners.kernel import (
 from metavrf.learners.prototypical import nearest_prototype
 from metavrf.learners.start import spread
 from metavrf.nn.combs import CombPrior
-from metavrf.nn.inference import Carry, Context, Memory, Prior, TaskSummary, gaussian_kl
+from metavrf.nn.inference import Carry, Context, Memory, Prior, TaskSummary, mean_kl
 from metavrf.nn.mixture import Mixture, MixturePosterior
 from metavrf.nn.mlp import GaussianMLP
 from metavrf.nn.recall import OWN, Recall
@@ -413,19 +413,18 @@ class MetaVRF(KernelLearner):
             state = found.memory
         else:
             prediction = self.regress(episodes, q, generator)  # 6, 7, 8
-        prediction = replace(prediction, memory=state)
-        if prediction.loss is None:
-            return prediction
         loss, terms = prediction.loss, dict(prediction.terms)
+        if loss is None:
+            return replace(prediction, memory=state)
         if self.prior is not None and inferred is not None and self.settings.kl_weight:
             keys = episodes.prototypes(episodes.support_x)
             prior = self.prior(episodes.query_x, keys)  # 5: p(ω|x, S)
-            terms["kl"] = gaussian_kl(*(value.unsqueeze(1) for value in inferred), *prior).mean()  # over queries
+            terms["kl"] = mean_kl(*inferred, *prior)  # over queries
             loss = loss + self.settings.kl_weight * terms["kl"]  # 9: the negative ELBO
         if self.settings.prototype_weight and episodes.way is not None:  # beyond the paper
             terms["prototypical"] = nearest_prototype(embedded).terms["nll"]
             loss = loss + self.settings.prototype_weight * terms["prototypical"]
-        return replace(prediction, loss=loss, terms=terms)
+        return replace(prediction, loss=loss, terms=terms, memory=state)
 
     def _weigh(
         self,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from metavrf.episodes import Episodes
 from metavrf.nn.mlp import GaussianMLP
@@ -218,7 +219,8 @@ class Prior(nn.Module):
 
 def laplace_attention(query: Tensor, keys: Tensor) -> Tensor:
     """Each query's mixture of the keys, weighted by softmax(-‖x - key‖₁): ``[T, Q, d]``."""
-    return torch.softmax(-torch.cdist(query, keys, p=1), dim=-1) @ keys
+    weights = torch.softmax(-torch.cdist(keys, query, p=1), dim=1)  # [T, C, Q]: few keys are slow as the last axis
+    return weights.mT @ keys
 
 
 def gaussian_kl(mean: Tensor, log_variance: Tensor, other_mean: Tensor, other_log_variance: Tensor) -> Tensor:
@@ -226,3 +228,36 @@ def gaussian_kl(mean: Tensor, log_variance: Tensor, other_mean: Tensor, other_lo
     squares = torch.exp(log_variance) + (mean - other_mean).square()
     terms = torch.addcmul(other_log_variance, squares, torch.exp(-other_log_variance))
     return 0.5 * (terms.sum(-1) - (log_variance + 1).sum(-1))
+
+
+def mean_kl(mean: Tensor, log_variance: Tensor, other_mean: Tensor, other_log_variance: Tensor) -> Tensor:
+    """The mean of :func:`gaussian_kl` between one Gaussian of each task ``[T, d]`` and Q others ``[T, Q, d]``."""
+    kl: Tensor = _MeanKL.apply(mean, log_variance, other_mean, other_log_variance)
+    return kl
+
+
+class _MeanKL(torch.autograd.Function):
+    """½ of the mean over queries of Σ log s² + (v + (m - n)²)/s² - log v - 1, for N(m, v) and N(n, s²).
+
+    The gradient needs 1/s² and (m - n)/s², which the forward pass has.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, log_variance: Tensor, other_mean: Tensor, other_log_variance: Tensor) -> Tensor:
+        precision = torch.exp(-other_log_variance)  # 1/s²  [T, Q, d]
+        apart = mean.unsqueeze(1) - other_mean
+        pull = apart * precision
+        ratio = (log_variance.exp().unsqueeze(1) * precision).addcmul_(pull, apart)
+        ctx.save_for_backward(log_variance, precision, pull, ratio)
+        queries, rows = other_mean.shape[1], other_mean.shape[0] * other_mean.shape[1]
+        return ((ratio + other_log_variance).sum() - queries * (log_variance + 1).sum()) / (2 * rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        log_variance, precision, pull, ratio = ctx.saved_tensors
+        tasks, queries, _ = pull.shape
+        each = gradient / (tasks * queries)
+        of_other_mean = pull * -each
+        of_log_variance = (log_variance.exp() * precision.sum(1) - queries) * (0.5 * each)
+        return -of_other_mean.sum(1), of_log_variance, of_other_mean, torch.sub(1, ratio).mul_(0.5 * each)

@@ -287,7 +287,7 @@ class Trainer:
             loss.backward()
         else:
             self.fabric.backward(loss * weight)
-        norm = clip_gradients(self.parameters, settings.clip)
+        norm = clip_gradients(self.optimizer, self.parameters, settings.clip)
         # Two support points that nearly coincide can overflow a gradient: that batch teaches nothing.
         if math.isfinite(norm):
             (self.optimizer if alone else self.wrapped_optimizer).step()

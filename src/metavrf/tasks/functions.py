@@ -77,9 +77,9 @@ class FunctionFamily:
     def draw(self, tasks: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Parameters of ``tasks`` functions, each ``[T, 1]``."""
         unit = torch.rand(len(self.parameters), tasks, 1, generator=generator)
-        return {
-            name: low + (high - low) * u for (name, (low, high)), u in zip(self.parameters.items(), unit, strict=True)
-        }
+        least = unit.new_tensor([low for low, _ in self.parameters.values()]).view(-1, 1, 1)
+        width = unit.new_tensor([high - low for low, high in self.parameters.values()]).view(-1, 1, 1)
+        return dict(zip(self.parameters, unit.mul_(width).add_(least), strict=True))
 
     def values(self, x: Tensor, generator: torch.Generator, stream: int = 1) -> Tensor:
         """New functions at ``x [T, N]``, without noise: ``[T, N]``."""
