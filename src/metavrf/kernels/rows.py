@@ -17,6 +17,7 @@ from torch import Tensor
 LENGTHS = (0.35, 0.53, 0.79, 1.2, 1.8, 2.7, 4.0)  # of rows of length 1
 NOISES = (0.01, 0.1, 1.0)
 PARITY_NOISES = (0.01, 0.3)
+MOST_NOISE = 1000.0
 MOST_SUBSETS = 50  # of binary columns
 
 
@@ -27,6 +28,7 @@ class Standardised:
     """
 
     own: ClassVar[tuple[str, ...]] = ("scale", "wave", "linear", "noise")
+    candidates: ClassVar[float] = 1  # that each kernel weighs as much as before it meets targets
     centre: Tensor
     deviation: Tensor
     support: Tensor
@@ -62,17 +64,19 @@ class Standardised:
 
     def between(self, z: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
         """The same of rows that are :meth:`seen` already."""
-        ours, theirs = z * self.scale.unsqueeze(1), other * self.scale.unsqueeze(1)
-        length = ours.square().sum(-1, keepdim=True)  # [K, N, 1]
+        ours = z * self.scale.unsqueeze(1)
+        theirs = ours if other is z else other * self.scale.unsqueeze(1)
+        length = ours.square().sum(-1)  # [K, N]
+        its = length if other is z else theirs.square().sum(-1)
         smoothness, slope = 1 - self.linear, self.linear / self.scale.square().sum(-1).clamp_min(1e-12)
-        own = smoothness.log()[:, None, None] - 0.5 * length
-        its = -0.5 * theirs.square().sum(-1).unsqueeze(1)
-        kernel = torch.baddbmm(its, ours, theirs.mT).add_(own).exp_()  # in place: may be large
+        own = smoothness.log().unsqueeze(1) - 0.5 * length
+        inner = ours @ theirs.mT
+        kernel = (inner + own.unsqueeze(-1)).sub_(0.5 * its.unsqueeze(1)).exp_()  # in place: may be large
         if self.waves:
             ours_in_turn, theirs_in_turn = self.wave @ z.mT, self.wave @ other.mT
             kernel *= torch.cos(ours_in_turn.unsqueeze(-1) - theirs_in_turn.unsqueeze(-2))
-        kernel.baddbmm_(slope[:, None, None] * ours, theirs.mT)
-        return kernel, smoothness.unsqueeze(-1) + slope.unsqueeze(-1) * length.squeeze(-1)
+        kernel.addcmul_(slope[:, None, None], inner)
+        return kernel, smoothness.unsqueeze(-1) + slope.unsqueeze(-1) * length
 
     @property
     def waves(self) -> bool:
@@ -82,6 +86,10 @@ class Standardised:
     def chosen(self, index: Tensor | slice) -> Self:
         """Some of the kernels."""
         return type(self)(**vars(self) | {name: getattr(self, name)[index] for name in self.own})
+
+    def first(self, rows: int) -> Self:
+        """The same kernels between so many of the support's rows, standardised with all of them."""
+        return type(self)(**vars(self) | {"support": self.support[..., :rows, :]})
 
     def to(self, dtype: torch.dtype) -> Self:
         """In another precision."""
@@ -208,6 +216,35 @@ class Parity(Standardised):
         return self.use
 
 
+class Nothing(Standardised):
+    """A kernel of zeros: targets are their mean and noise, whatever columns say."""
+
+    own: ClassVar[tuple[str, ...]] = ("noise",)
+    candidates: ClassVar[float] = 30
+
+    @classmethod
+    def on(cls, x: Tensor, **own: Tensor) -> Self:
+        """On a support ``x [S, d]``; the noise stands for an infinite one."""
+        return cls(**{"noise": x.new_full((1,), MOST_NOISE)} | own, support=x)
+
+    def seen(self, x: Tensor) -> Tensor:
+        """As they are."""
+        return x
+
+    def between(self, z: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        """As of :class:`Standardised`."""
+        kernel = self.noise.new_zeros(len(self.noise), len(z), len(other))
+        return kernel, kernel.new_zeros(kernel.shape[:2])
+
+    def lengths(self) -> Tensor:
+        """``[K, d]``: no column has a part."""
+        return self.relevance() + torch.inf
+
+    def relevance(self) -> Tensor:
+        """``[K, d]``."""
+        return self.noise.new_zeros(len(self.noise), self.support.shape[1])
+
+
 class Kernels:
     """The candidates of all families as one list."""
 
@@ -231,6 +268,10 @@ class Kernels:
     def gram(self) -> Tensor:
         """K ``[K, S, S]`` of the support."""
         return _joined([family.gram() for family in self.families])
+
+    def first(self, rows: int) -> Kernels:
+        """The same kernels between so many of the support's rows."""
+        return Kernels([family.first(rows) for family in self.families])
 
     def chosen(self, index: Tensor) -> Kernels:
         """Some of them, in the order of the list: ``index`` must rise."""

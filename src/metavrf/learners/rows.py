@@ -10,7 +10,8 @@ is their mixture. Nothing is fitted by gradient. Three families of candidates:
 - on binary columns, cos(π·Σ δⱼ) over subsets of them: parity.
 
 Regression weighs by evidence, the amplitude a² integrated out under an inverse gamma prior, which makes it a Student t.
-Some of its kernels are faint, nearly all noise: where columns say nothing, they win, and the answer is about the mean.
+Some of its kernels are faint, nearly all noise, and one is zero: where columns say nothing, they win, and the answer is
+about the mean. All candidates are weighed on a few rows first, and only those that these rows favour on all.
 Classes weigh by the likelihood of softmax(γ·fit + log frequency), γ in a grid, each row predicted by those before it.
 Like evidence that is a distribution over labels, so a kernel that fits a few rows by luck gains little; and the factor
 of ridge regression has those predictions at no cost. Where each class has one sample, they weigh by evidence.
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.kernels.rows import Kernels, Parity, Standardised, UnitLength
+from metavrf.kernels.rows import Kernels, Nothing, Parity, Standardised, UnitLength
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.row_mixture import MOST_VALUES, RowsPredictor, Solved, Targets, solve
 from metavrf.learners.untrained import Untrained
@@ -37,7 +38,8 @@ from metavrf.spec import TaskSpec
 CANDIDATES, REFINED = 200, 100
 MOST_ROWS = 400  # that weigh all candidates; a larger task chooses them on so many of its rows
 MOST_EXACT = 4000  # rows; a larger task is solved on random features
-VALUES_AT_ONCE = 125_000  # of kernels between rows while candidates are weighed: what a cache holds
+SCREENED, SCREENED_OF_CLASS, SURVIVORS = 24, 4, 64  # rows on which all candidates are weighed, the best of which go on
+VALUES_AT_ONCE = 175_000  # of kernels between rows while candidates are weighed: what a cache holds
 KEPT, NEGLIGIBLE = 32, 1e-3  # components of the answer; the weight beside the heaviest's below which none is kept
 GAMMAS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 USUAL_GAMMA, USUAL_OF_UNITS = 1.0, 32.0  # rows of length 1 are all alike: what tells them apart is small
@@ -134,18 +136,31 @@ class Rows(Learner):
     def weighed(self, x: Tensor, targets: Targets) -> tuple[Kernels, Tensor]:
         """The candidates of a task and their log weights up to a constant, ``[K]``, or ``[K, G]`` of classes."""
         rows = _some_rows(targets, len(x), self.seed)
-        if targets.labels is not None:
-            rows = rows[_mixed(x[rows], targets.labels[rows], self.seed)]
+        rows = rows[_mixed(x[rows], targets.some(rows), self.seed)]
         x, targets = x[rows], targets.some(rows)
         families, log_prior = self.candidates(x, targets)
         kernels = Kernels(families)
-        score = self.scores(kernels, targets) + log_prior.unsqueeze(1)
         if isinstance(families[0], UnitLength):
+            return kernels, self.scores(kernels, targets)
+        kernels, log_prior = self.screened(kernels, log_prior, targets)
+        score = self.scores(kernels, targets) + log_prior.unsqueeze(1)
+        first = kernels.families[0]
+        if type(first) is not Standardised:
             return kernels, score
-        refined, parent = self.refined(families[0], score[: len(families[0].noise)])
-        more = Kernels([refined, *families])
+        refined, parent = self.refined(first, score[: len(first.noise)])
+        more = Kernels([refined, *kernels.families])
         of_refined = self.scores(Kernels([refined]), targets) + log_prior[parent].unsqueeze(1)
         return more, torch.cat([of_refined, score])
+
+    def screened(self, kernels: Kernels, log_prior: Tensor, targets: Targets) -> tuple[Kernels, Tensor]:
+        """The kernels that the first rows weigh most, and their log prior: the others are not worth all rows."""
+        samples, outputs = targets.values.shape
+        rows = SCREENED if targets.labels is None else max(SCREENED, SCREENED_OF_CLASS * outputs)
+        if rows >= samples or len(log_prior) <= SURVIVORS:
+            return kernels, log_prior
+        score = self.scores(kernels.first(rows), targets.some(torch.arange(rows))).logsumexp(1) + log_prior
+        chosen = score.topk(SURVIVORS).indices.sort().values
+        return kernels.chosen(chosen), log_prior[chosen]
 
     def candidates(self, x: Tensor, targets: Targets) -> tuple[list[Standardised], Tensor]:
         """The families on a support ``x [S, d]``, proposals in the first, and the log prior ``[K]`` of all kernels.
@@ -155,7 +170,7 @@ class Rows(Learner):
         families = self.families(x)
         first = families[0]
         proposed = None if isinstance(first, UnitLength) else self.proposed(first, targets)
-        log_prior = torch.zeros(sum(len(family.noise) for family in families)).to(x)
+        log_prior = torch.cat([torch.full_like(family.noise, math.log(family.candidates)) for family in families])
         if proposed is None:
             return families, log_prior
         count = len(first.noise)
@@ -192,7 +207,8 @@ class Rows(Learner):
             return list(unit)
         noise = self.noise if self.ridge is None else torch.full_like(self.noise, self.ridge)
         standardised = Standardised.on(x, scale=self.scale, wave=self.wave, linear=self.linear, noise=noise)
-        return [standardised, *Parity.subsets(x, self.ridge), *unit]
+        alone = [Nothing.on(x)] if self.regression else []
+        return [standardised, *Parity.subsets(x, self.ridge), *alone, *unit]
 
     def refined(self, family: Standardised, score: Tensor) -> tuple[Standardised, Tensor]:
         """More candidates about the heavy ones, each of which has as many as its weight; and what each is about."""
@@ -296,14 +312,15 @@ def _drawn(score: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return torch.unique_consecutive(found, return_counts=True)
 
 
-def _mixed(x: Tensor, labels: Tensor, seed: int) -> Tensor:
+def _mixed(x: Tensor, targets: Targets, seed: int) -> Tensor:
     """An order of rows ``x [S, d]`` in which classes take turns; it is the same whatever order they came in."""
     generator = torch.Generator().manual_seed(seed)
     direction = torch.randn(x.shape[1], generator=generator, dtype=x.dtype)
-    order = labels.argsort(stable=True)
+    labels = targets.labels
+    order = (targets.values[:, 0] if labels is None else labels).argsort(stable=True)
     order = order[(x[order] @ direction).argsort(stable=True)]
     order = order[torch.randperm(len(x), generator=generator)]
-    return order[_turn(labels[order], generator).argsort(stable=True)]
+    return order if labels is None else order[_turn(labels[order], generator).argsort(stable=True)]
 
 
 def _turn(labels: Tensor, generator: torch.Generator) -> Tensor:
