@@ -89,7 +89,7 @@ class Standardised:
 
     def first(self, rows: int) -> Self:
         """The same kernels between so many of the support's rows, standardised with all of them."""
-        return type(self)(**vars(self) | {"support": self.support[..., :rows, :]})
+        return type(self)(**vars(self) | {"support": self.support[:rows]})
 
     def to(self, dtype: torch.dtype) -> Self:
         """In another precision."""
@@ -268,10 +268,6 @@ class Kernels:
     def gram(self) -> Tensor:
         """K ``[K, S, S]`` of the support."""
         return _joined([family.gram() for family in self.families])
-
-    def first(self, rows: int) -> Kernels:
-        """The same kernels between so many of the support's rows."""
-        return Kernels([family.first(rows) for family in self.families])
 
     def chosen(self, index: Tensor) -> Kernels:
         """Some of them, in the order of the list: ``index`` must rise."""

@@ -139,28 +139,28 @@ class Rows(Learner):
         rows = rows[_mixed(x[rows], targets.some(rows), self.seed)]
         x, targets = x[rows], targets.some(rows)
         families, log_prior = self.candidates(x, targets)
-        kernels = Kernels(families)
         if isinstance(families[0], UnitLength):
+            kernels = Kernels(families)
             return kernels, self.scores(kernels, targets)
-        kernels, log_prior = self.screened(kernels, log_prior, targets)
+        chosen = self.screened(families[0], log_prior, targets)
+        first = families[0].chosen(chosen)
+        kernels = Kernels([first, *families[1:]])
+        log_prior = torch.cat([log_prior[chosen], log_prior[len(families[0].noise) :]])
         score = self.scores(kernels, targets) + log_prior.unsqueeze(1)
-        first = kernels.families[0]
-        if type(first) is not Standardised:
-            return kernels, score
-        refined, parent = self.refined(first, score[: len(first.noise)])
+        refined, parent = self.refined(first, score[: len(chosen)])
         more = Kernels([refined, *kernels.families])
         of_refined = self.scores(Kernels([refined]), targets) + log_prior[parent].unsqueeze(1)
         return more, torch.cat([of_refined, score])
 
-    def screened(self, kernels: Kernels, log_prior: Tensor, targets: Targets) -> tuple[Kernels, Tensor]:
-        """The kernels that the first rows weigh most, and their log prior: the others are not worth all rows."""
+    def screened(self, family: Standardised, log_prior: Tensor, targets: Targets) -> Tensor:
+        """Which of the drawn kernels the first rows weigh most: the others are not worth all rows."""
         samples, outputs = targets.values.shape
         rows = SCREENED if targets.labels is None else max(SCREENED, SCREENED_OF_CLASS * outputs)
-        if rows >= samples or len(log_prior) <= SURVIVORS:
-            return kernels, log_prior
-        score = self.scores(kernels.first(rows), targets.some(torch.arange(rows))).logsumexp(1) + log_prior
-        chosen = score.topk(SURVIVORS).indices.sort().values
-        return kernels.chosen(chosen), log_prior[chosen]
+        if rows >= samples:
+            return torch.arange(len(family.noise))
+        score = self.scores(Kernels([family.first(rows)]), targets.some(torch.arange(rows))).logsumexp(1)
+        best = (score + log_prior[: len(score)]).topk(min(SURVIVORS, len(score)))
+        return best.indices.sort().values
 
     def candidates(self, x: Tensor, targets: Targets) -> tuple[list[Standardised], Tensor]:
         """The families on a support ``x [S, d]``, proposals in the first, and the log prior ``[K]`` of all kernels.
