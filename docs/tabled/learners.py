@@ -74,15 +74,7 @@ def learners_all() -> Rows:
     one = [_by_learner(parts) for parts in SEEDS]
     five = [_by_learner(f"{part}-5shot" for part in parts) for parts in SEEDS]
     head = ["", "1 shot, seed 0 (%)", "1 shot, seed 1 (%)", "5 shots, seed 0 (%)", "5 shots, seed 1 (%)"]
-    head += [
-        "validation, 1 shot",
-        "nll",
-        "calibration error",
-        "CPU min",
-        "ms per task",
-        "CPU ms per step",
-        "parameters",
-    ]
+    head += ["validation, 1 shot", "nll", "calibration error", "CPU min", "ms per task", "CPU ms per step", "parameters"]
     lines = []
     for name in one[0]:
         rows, runs = zip(*(seed[name] for seed in one), strict=True)
