@@ -14,7 +14,7 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from metavrf import MetaVRFClassifier, MetaVRFRegressor
 from metavrf.episodes import Episodes
-from metavrf.kernels.rows import Kernels, Nothing, Parity, Standardised
+from metavrf.kernels.rows import Kernels, Parity, Standardised
 from metavrf.learners import rows
 from metavrf.learners.measuring import leave_one_out
 from metavrf.learners.row_mixture import FREEDOM, RowsPredictor, Targets, solve
@@ -160,21 +160,6 @@ def test_kernels_that_some_rows_rule_out_would_change_little(kind: Any, monkeypa
     monkeypatch.setattr(rows, "SCREENED", 50)
     every = getattr(kind().fit(x, y), answer)(new)
     assert np.abs(every - screened).mean() < 0.05
-
-
-def test_one_candidate_is_the_mean_alone() -> None:
-    x, y = task()
-    model, support = learner(2), Episodes.of_support(*map(torch.from_numpy, (x, y)))
-    targets = Targets.of(support)
-    (_, family), log_prior = model.candidates(torch.from_numpy(x), targets)
-    zero = Kernels([family])
-    assert isinstance(family, Nothing)
-    assert log_prior[-1].item() == pytest.approx(math.log(Nothing.candidates))
-    expected = multivariate_t(np.zeros(len(x)), np.eye(len(x)), FREEDOM).logpdf(y[:, 0])
-    assert model.scores(zero, targets).item() == pytest.approx(expected, abs=0.02)  # of λ/(1 + λ)
-    mean, std = model.conditioned(zero, torch.zeros(1, 1).double(), torch.from_numpy(x), targets)(torch.from_numpy(x))
-    np.testing.assert_allclose(mean, y.mean(), atol=1e-12)
-    np.testing.assert_allclose(std, y.std() * math.sqrt((FREEDOM + 12) / (FREEDOM + 10)), rtol=0.01)
 
 
 def test_a_damped_oscillation_of_ten_points_is_followed() -> None:

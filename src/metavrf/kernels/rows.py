@@ -17,7 +17,6 @@ from torch import Tensor
 LENGTHS = (0.35, 0.53, 0.79, 1.2, 1.8, 2.7, 4.0)  # of rows of length 1
 NOISES = (0.01, 0.1, 1.0)
 PARITY_NOISES = (0.01, 0.3)
-MOST_NOISE = 1000.0
 MOST_SUBSETS = 50  # of binary columns
 
 
@@ -28,7 +27,6 @@ class Standardised:
     """
 
     own: ClassVar[tuple[str, ...]] = ("scale", "wave", "linear", "noise")
-    candidates: ClassVar[float] = 1  # that each kernel weighs as much as before it meets targets
     centre: Tensor
     deviation: Tensor
     support: Tensor
@@ -214,35 +212,6 @@ class Parity(Standardised):
     def relevance(self) -> Tensor:
         """``[K, d]``: 1 of the columns that have a part."""
         return self.use
-
-
-class Nothing(Standardised):
-    """A kernel of zeros: targets are their mean and noise, whatever columns say."""
-
-    own: ClassVar[tuple[str, ...]] = ("noise",)
-    candidates: ClassVar[float] = 30
-
-    @classmethod
-    def on(cls, x: Tensor, **own: Tensor) -> Self:
-        """On a support ``x [S, d]``; the noise stands for an infinite one."""
-        return cls(**{"noise": x.new_full((1,), MOST_NOISE)} | own, support=x)
-
-    def seen(self, x: Tensor) -> Tensor:
-        """As they are."""
-        return x
-
-    def between(self, z: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-        """As of :class:`Standardised`."""
-        kernel = self.noise.new_zeros(len(self.noise), len(z), len(other))
-        return kernel, kernel.new_zeros(kernel.shape[:2])
-
-    def lengths(self) -> Tensor:
-        """``[K, d]``: no column has a part."""
-        return self.relevance() + torch.inf
-
-    def relevance(self) -> Tensor:
-        """``[K, d]``."""
-        return self.noise.new_zeros(len(self.noise), self.support.shape[1])
 
 
 class Kernels:

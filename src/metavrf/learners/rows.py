@@ -10,8 +10,8 @@ is their mixture. Nothing is fitted by gradient. Three families of candidates:
 - on binary columns, cos(π·Σ δⱼ) over subsets of them: parity.
 
 Regression weighs by evidence, the amplitude a² integrated out under an inverse gamma prior, which makes it a Student t.
-Some of its kernels are faint, nearly all noise, and one is zero: where columns say nothing, they win, and the answer is
-about the mean. All candidates are weighed on a few rows first, and only those that these rows favour on all.
+Some of its kernels are faint, nearly all noise: where columns say nothing, they win, and the answer is about the mean.
+Of many rows a few weigh all candidates first, and only those that these favour are weighed on all.
 Classes weigh by the likelihood of softmax(γ·fit + log frequency), γ in a grid, each row predicted by those before it.
 Like evidence that is a distribution over labels, so a kernel that fits a few rows by luck gains little; and the factor
 of ridge regression has those predictions at no cost. Where each class has one sample, they weigh by evidence.
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from metavrf.episodes import Episodes
 from metavrf.errors import UserError
-from metavrf.kernels.rows import Kernels, Nothing, Parity, Standardised, UnitLength
+from metavrf.kernels.rows import Kernels, Parity, Standardised, UnitLength
 from metavrf.learners.base import Learner, Prediction
 from metavrf.learners.row_mixture import MOST_VALUES, RowsPredictor, Solved, Targets, solve
 from metavrf.learners.untrained import Untrained
@@ -170,7 +170,7 @@ class Rows(Learner):
         families = self.families(x)
         first = families[0]
         proposed = None if isinstance(first, UnitLength) else self.proposed(first, targets)
-        log_prior = torch.cat([torch.full_like(family.noise, math.log(family.candidates)) for family in families])
+        log_prior = torch.zeros(sum(len(family.noise) for family in families)).to(x)
         if proposed is None:
             return families, log_prior
         count = len(first.noise)
@@ -207,8 +207,7 @@ class Rows(Learner):
             return list(unit)
         noise = self.noise if self.ridge is None else torch.full_like(self.noise, self.ridge)
         standardised = Standardised.on(x, scale=self.scale, wave=self.wave, linear=self.linear, noise=noise)
-        alone = [Nothing.on(x)] if self.regression else []
-        return [standardised, *Parity.subsets(x, self.ridge), *alone, *unit]
+        return [standardised, *Parity.subsets(x, self.ridge), *unit]
 
     def refined(self, family: Standardised, score: Tensor) -> tuple[Standardised, Tensor]:
         """More candidates about the heavy ones, each of which has as many as its weight; and what each is about."""
