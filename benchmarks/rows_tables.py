@@ -69,7 +69,7 @@ def regression_tables() -> dict[str, Table]:
     return {
         "diabetes": datasets.load_diabetes(return_X_y=True),
         "linnerud": (linnerud.data, linnerud.target[:, 0]),
-        **_carried(REGRESSION),
+        **carried(REGRESSION),
         "friedman1": datasets.make_friedman1(500, noise=1.0, random_state=0),
         "friedman2": datasets.make_friedman2(500, noise=50.0, random_state=0),
         "friedman3": datasets.make_friedman3(500, noise=0.1, random_state=0),
@@ -80,7 +80,7 @@ def class_tables() -> dict[str, Table]:
     """Real ones, their labels from 0 on."""
     named = ("iris", "wine", "breast_cancer", "digits")
     found = {name.replace("_", " "): getattr(datasets, f"load_{name}")(return_X_y=True) for name in named}
-    return found | _carried(CLASSES, classes=True)
+    return found | carried(CLASSES, classes=True)
 
 
 def pmlbmini() -> Iterator[tuple[str, Table]]:
@@ -97,7 +97,8 @@ def folds(table: Table, split: int) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     return list(StratifiedKFold(3, shuffle=True, random_state=split).split(*table))
 
 
-def _carried(sources: dict[str, Source], *, classes: bool = False) -> dict[str, Table]:
+def carried(sources: dict[str, Source], *, classes: bool = False) -> dict[str, Table]:
+    """Those of R, from pydataset's archive; of classes with labels from 0 on."""
     path = archive()
     if path is None:
         print(f"pydataset carries {', '.join(sources)}: it is not installed, so they are skipped")

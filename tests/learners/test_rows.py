@@ -138,14 +138,28 @@ def test_columns_far_from_zero_are_told_apart_as_others_are(kind: Any) -> None:
     np.testing.assert_allclose(getattr(kind().fit(x + 1e9, y), answer)(x + 1e9), expected, atol=1e-3)
 
 
+@pytest.mark.parametrize("size", [12, 60])
 @pytest.mark.parametrize("kind", [MetaVRFClassifier, MetaVRFRegressor])
-def test_the_order_of_rows_does_not_matter(kind: Any) -> None:
-    x, _ = task()
-    y = np.arange(12) % 3 if kind is MetaVRFClassifier else np.sin(x[:, 0])
+def test_the_order_of_rows_does_not_matter(kind: Any, size: int) -> None:
+    x = np.random.default_rng(0).normal(size=(size, 2))
+    y = np.arange(size) % 3 if kind is MetaVRFClassifier else np.sin(x[:, 0])
     answer = "predict_proba" if kind is MetaVRFClassifier else "predict"
-    order = np.random.default_rng(1).permutation(12)
+    order = np.random.default_rng(1).permutation(size)
     expected = getattr(kind().fit(x, y), answer)(x)
-    np.testing.assert_allclose(getattr(kind().fit(x[order], y[order]), answer)(x), expected, atol=1e-6)
+    np.testing.assert_allclose(getattr(kind().fit(x[order], y[order]), answer)(x), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [MetaVRFClassifier, MetaVRFRegressor])
+def test_kernels_that_some_rows_rule_out_would_change_little(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    x, new = random.normal(size=(50, 4)), random.normal(size=(100, 4))
+    y = np.sin(2 * x[:, 0]) + x[:, 1] + 0.1 * random.normal(size=50)
+    y = y > 0 if kind is MetaVRFClassifier else y
+    answer = "predict_proba" if kind is MetaVRFClassifier else "predict"
+    screened = getattr(kind().fit(x, y), answer)(new)
+    monkeypatch.setattr(rows, "SCREENED", 50)
+    every = getattr(kind().fit(x, y), answer)(new)
+    assert np.abs(every - screened).mean() < 0.05
 
 
 def test_a_damped_oscillation_of_ten_points_is_followed() -> None:

@@ -62,17 +62,19 @@ class Standardised:
 
     def between(self, z: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
         """The same of rows that are :meth:`seen` already."""
-        ours, theirs = z * self.scale.unsqueeze(1), other * self.scale.unsqueeze(1)
-        length = ours.square().sum(-1, keepdim=True)  # [K, N, 1]
+        ours = z * self.scale.unsqueeze(1)
+        theirs = ours if other is z else other * self.scale.unsqueeze(1)
+        length = ours.square().sum(-1)  # [K, N]
+        its = length if other is z else theirs.square().sum(-1)
         smoothness, slope = 1 - self.linear, self.linear / self.scale.square().sum(-1).clamp_min(1e-12)
-        own = smoothness.log()[:, None, None] - 0.5 * length
-        its = -0.5 * theirs.square().sum(-1).unsqueeze(1)
-        kernel = torch.baddbmm(its, ours, theirs.mT).add_(own).exp_()  # in place: may be large
+        own = smoothness.log().unsqueeze(1) - 0.5 * length
+        inner = ours @ theirs.mT
+        kernel = (inner + own.unsqueeze(-1)).sub_(0.5 * its.unsqueeze(1)).exp_()  # in place: may be large
         if self.waves:
             ours_in_turn, theirs_in_turn = self.wave @ z.mT, self.wave @ other.mT
             kernel *= torch.cos(ours_in_turn.unsqueeze(-1) - theirs_in_turn.unsqueeze(-2))
-        kernel.baddbmm_(slope[:, None, None] * ours, theirs.mT)
-        return kernel, smoothness.unsqueeze(-1) + slope.unsqueeze(-1) * length.squeeze(-1)
+        kernel.addcmul_(slope[:, None, None], inner)
+        return kernel, smoothness.unsqueeze(-1) + slope.unsqueeze(-1) * length
 
     @property
     def waves(self) -> bool:
@@ -82,6 +84,10 @@ class Standardised:
     def chosen(self, index: Tensor | slice) -> Self:
         """Some of the kernels."""
         return type(self)(**vars(self) | {name: getattr(self, name)[index] for name in self.own})
+
+    def first(self, rows: int) -> Self:
+        """The same kernels between so many of the support's rows, standardised with all of them."""
+        return type(self)(**vars(self) | {"support": self.support[:rows]})
 
     def to(self, dtype: torch.dtype) -> Self:
         """In another precision."""

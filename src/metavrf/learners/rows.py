@@ -11,6 +11,7 @@ is their mixture. Nothing is fitted by gradient. Three families of candidates:
 
 Regression weighs by evidence, the amplitude a² integrated out under an inverse gamma prior, which makes it a Student t.
 Some of its kernels are faint, nearly all noise: where columns say nothing, they win, and the answer is about the mean.
+Of many rows a few weigh all candidates first, and only those that these favour are weighed on all.
 Classes weigh by the likelihood of softmax(γ·fit + log frequency), γ in a grid, each row predicted by those before it.
 Like evidence that is a distribution over labels, so a kernel that fits a few rows by luck gains little; and the factor
 of ridge regression has those predictions at no cost. Where each class has one sample, they weigh by evidence.
@@ -37,7 +38,8 @@ from metavrf.spec import TaskSpec
 CANDIDATES, REFINED = 200, 100
 MOST_ROWS = 400  # that weigh all candidates; a larger task chooses them on so many of its rows
 MOST_EXACT = 4000  # rows; a larger task is solved on random features
-VALUES_AT_ONCE = 125_000  # of kernels between rows while candidates are weighed: what a cache holds
+SCREENED, SCREENED_OF_CLASS, SURVIVORS = 24, 4, 64  # rows on which all candidates are weighed, the best of which go on
+VALUES_AT_ONCE = 175_000  # of kernels between rows while candidates are weighed: what a cache holds
 KEPT, NEGLIGIBLE = 32, 1e-3  # components of the answer; the weight beside the heaviest's below which none is kept
 GAMMAS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 USUAL_GAMMA, USUAL_OF_UNITS = 1.0, 32.0  # rows of length 1 are all alike: what tells them apart is small
@@ -134,18 +136,31 @@ class Rows(Learner):
     def weighed(self, x: Tensor, targets: Targets) -> tuple[Kernels, Tensor]:
         """The candidates of a task and their log weights up to a constant, ``[K]``, or ``[K, G]`` of classes."""
         rows = _some_rows(targets, len(x), self.seed)
-        if targets.labels is not None:
-            rows = rows[_mixed(x[rows], targets.labels[rows], self.seed)]
+        rows = rows[_mixed(x[rows], targets.some(rows), self.seed)]
         x, targets = x[rows], targets.some(rows)
         families, log_prior = self.candidates(x, targets)
-        kernels = Kernels(families)
-        score = self.scores(kernels, targets) + log_prior.unsqueeze(1)
         if isinstance(families[0], UnitLength):
-            return kernels, score
-        refined, parent = self.refined(families[0], score[: len(families[0].noise)])
-        more = Kernels([refined, *families])
+            kernels = Kernels(families)
+            return kernels, self.scores(kernels, targets)
+        chosen = self.screened(families[0], log_prior, targets)
+        first = families[0].chosen(chosen)
+        kernels = Kernels([first, *families[1:]])
+        log_prior = torch.cat([log_prior[chosen], log_prior[len(families[0].noise) :]])
+        score = self.scores(kernels, targets) + log_prior.unsqueeze(1)
+        refined, parent = self.refined(first, score[: len(chosen)])
+        more = Kernels([refined, *kernels.families])
         of_refined = self.scores(Kernels([refined]), targets) + log_prior[parent].unsqueeze(1)
         return more, torch.cat([of_refined, score])
+
+    def screened(self, family: Standardised, log_prior: Tensor, targets: Targets) -> Tensor:
+        """Which of the drawn kernels the first rows weigh most: the others are not worth all rows."""
+        samples, outputs = targets.values.shape
+        rows = SCREENED if targets.labels is None else max(SCREENED, SCREENED_OF_CLASS * outputs)
+        if rows >= samples:
+            return torch.arange(len(family.noise))
+        score = self.scores(Kernels([family.first(rows)]), targets.some(torch.arange(rows))).logsumexp(1)
+        best = (score + log_prior[: len(score)]).topk(min(SURVIVORS, len(score)))
+        return best.indices.sort().values
 
     def candidates(self, x: Tensor, targets: Targets) -> tuple[list[Standardised], Tensor]:
         """The families on a support ``x [S, d]``, proposals in the first, and the log prior ``[K]`` of all kernels.
@@ -296,14 +311,15 @@ def _drawn(score: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return torch.unique_consecutive(found, return_counts=True)
 
 
-def _mixed(x: Tensor, labels: Tensor, seed: int) -> Tensor:
+def _mixed(x: Tensor, targets: Targets, seed: int) -> Tensor:
     """An order of rows ``x [S, d]`` in which classes take turns; it is the same whatever order they came in."""
     generator = torch.Generator().manual_seed(seed)
     direction = torch.randn(x.shape[1], generator=generator, dtype=x.dtype)
-    order = labels.argsort(stable=True)
+    labels = targets.labels
+    order = (targets.values[:, 0] if labels is None else labels).argsort(stable=True)
     order = order[(x[order] @ direction).argsort(stable=True)]
     order = order[torch.randperm(len(x), generator=generator)]
-    return order[_turn(labels[order], generator).argsort(stable=True)]
+    return order if labels is None else order[_turn(labels[order], generator).argsort(stable=True)]
 
 
 def _turn(labels: Tensor, generator: torch.Generator) -> Tensor:
