@@ -77,6 +77,22 @@ def rows_features() -> Rows:
     return [["features of, shots", "accuracy (%)", "best of the others", "nll", "best of the others"], *lines]
 
 
+@table("curves")
+def curves() -> Rows:
+    """Errors of new groups from some of their points, and how much larger those of the others are than ours."""
+    lines = []
+    for name, found in result("curves")["sets"].items():
+        for shot in ("3", "5"):
+            for method, of in found[shot].items():
+                cells = [name, shot, method, f"{of['rmse']:.3g}", f"{of['nll']:.2f}"]
+                for figure in ("rmse", "nll"):
+                    low, high = of.get(f"{figure} - ours, 95 %", (0, 0))
+                    gap = of.get(f"{figure} - ours")
+                    cells.append("" if gap is None else f"{gap:+.2g} ({low:+.2g} to {high:+.2g})")
+                lines.append(cells)
+    return [["curves", "points", "method", "error", "nll", "error more than ours", "nll more than ours"], *lines]
+
+
 @table("rows-adaptivity")
 def rows_adaptivity() -> Rows:
     """Nll with a task's own weights of kernels, the mean ones and another task's."""
