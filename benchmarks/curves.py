@@ -218,7 +218,7 @@ class Mixed:
 
     def fitted(self, *, reml: bool) -> Any:
         """The likeliest proper fit, or None."""
-        import statsmodels.api as sm  # type: ignore[import-not-found,unused-ignore]
+        import statsmodels.api as sm  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
         effects = self.fixed_effects(self.times), self.random_effects(self.times)
         model = sm.MixedLM(self.targets / self.scale, effects[0], self.owners, exog_re=effects[1])
