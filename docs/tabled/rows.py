@@ -77,8 +77,30 @@ def rows_features() -> Rows:
         surest = min(others, key=lambda method: others[method]["nll"])
         right = [f"{100 * of['accuracy']:.1f}" for of in (ours, others[best])]
         nll = [f"{of['nll']:.3f}" for of in (ours, others[surest])]
-        lines.append([name, right[0], f"{right[1]} ({best})", nll[0], f"{nll[1]} ({surest})"])
-    return [["features of, shots", "accuracy (%)", "best of the others", "nll", "best of the others"], *lines]
+        gap = others[best]["less ours"]
+        more = f"{-100 * gap['accuracy']:+.1f} ± {196 * gap['standard errors'][0]:.1f}"
+        ratio = f"{ours['nll'] / others[surest]['nll']:.2f}"
+        lines.append([name, right[0], f"{right[1]} ({best})", more, nll[0], f"{nll[1]} ({surest})", ratio])
+    header = ["features of, shots", "accuracy (%)", "best of the others", "difference"]
+    return [[*header, "nll", "best of the others", "ratio"], *lines]
+
+
+@table("curves")
+def curves() -> Rows:
+    """Errors of new groups from some of their points, and how much larger those of the others are than ours."""
+    lines = []
+    ours, chosen = "metavrf", "metavrf, logarithm or not by validation"
+    for name, found in result("curves")["sets"].items():
+        for shot in ("3", "5"):
+            for method, of in found[shot].items():
+                cells = [name, shot, method, f"{of['rmse']:.3g}", f"{of['nll']:.2f}"]
+                for reference in (ours, chosen):
+                    gap = of[f"less {reference}"].get("rmse")
+                    ends = "" if gap is None else f" ({gap['ci95'][0]:+.2g} to {gap['ci95'][1]:+.2g})"
+                    cells.append("" if gap is None else f"{gap['mean']:+.2g}{ends}")
+                lines.append(cells)
+    head = ["curves", "points", "method", "error", "nll", "error less that of metavrf", "… by validation"]
+    return [head, *lines]
 
 
 @table("rows-adaptivity")

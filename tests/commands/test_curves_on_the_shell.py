@@ -234,7 +234,8 @@ def test_empty_and_short_files_are_refused(
 ) -> None:
     (tmp_path / "empty.csv").write_text(text)
     assert sentence in refused(capsys, "train", tmp_path / "empty.csv", *OPTIONS, "--out", tmp_path / "run")
-    assert "does not exist" in refused(capsys, "train", tmp_path / "no.csv", *OPTIONS, "--out", tmp_path / "run")
+    said = refused(capsys, "train", tmp_path / "no.csv", *OPTIONS, "--out", tmp_path / "run")
+    assert f"{tmp_path / 'no.csv'} does not exist" in said and "is no table" not in said
     assert not (tmp_path / "run").exists()
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy.stats import multivariate_t
 from sklearn.datasets import load_iris
@@ -14,7 +15,7 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from metavrf import MetaVRFClassifier, MetaVRFRegressor
 from metavrf.episodes import Episodes
-from metavrf.kernels.rows import Kernels, Parity, Standardised
+from metavrf.kernels.rows import BETWEEN, Kernels, Parity, Standardised, UnitLength
 from metavrf.learners import rows
 from metavrf.learners.measuring import leave_one_out
 from metavrf.learners.row_mixture import FREEDOM, RowsPredictor, Targets, solve
@@ -192,6 +193,33 @@ def test_wide_features_are_not_behind_the_nearest_class_mean(shot: int) -> None:
         nearest.append(np.mean(apart.argmin(1) == target))
     assert np.mean(ours) >= np.mean(nearest) - 0.02
     assert np.mean(ours) > 0.5
+
+
+def test_a_new_sample_stands_out_as_far_as_ridge_regression_on_blocks_says() -> None:
+    labels, between = torch.arange(3).repeat_interleave(4), 0.6
+    within = between ** (1 - BETWEEN)
+    same = labels.unsqueeze(1) == labels
+    gram = torch.where(same, within, between).double().fill_diagonal_(1)
+    family = UnitLength.on(
+        torch.rand(12, 20).double(),
+        view=torch.zeros(1).long(),
+        length=torch.ones(1),
+        noise=torch.tensor([0.3]).double(),
+    )
+    solution = torch.linalg.solve(gram + 0.3 * torch.eye(12), F.one_hot(labels).double())
+    fit = torch.where(labels == 0, within, between).double() @ solution
+    found = family.standing_out(gram.unsqueeze(0), labels)
+    torch.testing.assert_close(found, (fit[0] - fit[1]).reshape(1))
+
+
+def test_wide_features_that_say_nothing_of_the_classes_are_answered_by_little_more_than_chance() -> None:
+    random = np.random.default_rng(0)
+    likelihood = []
+    for _ in range(10):
+        x, truth = np.abs(random.normal(size=(125, 300))), random.integers(5, size=100)
+        found = MetaVRFClassifier().fit(x[:25], np.repeat(np.arange(5), 5)).predict_proba(x[25:])
+        likelihood.append(-np.log(found[np.arange(100), truth]).mean())
+    assert np.mean(likelihood) < math.log(5) + 0.15
 
 
 def test_an_irrelevant_column_is_found_and_what_was_inferred_can_be_seen() -> None:

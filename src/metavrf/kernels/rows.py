@@ -17,6 +17,7 @@ from torch import Tensor
 LENGTHS = (0.35, 0.53, 0.79, 1.2, 1.8, 2.7, 4.0)  # of rows of length 1
 NOISES = (0.01, 0.1, 1.0)
 PARITY_NOISES = (0.01, 0.3)
+BETWEEN = 0.2  # of the squared distance of two classes' samples, the part that is between the classes' means
 MOST_SUBSETS = 50  # of binary columns
 
 
@@ -153,6 +154,22 @@ class UnitLength(Standardised):
         inner = z[self.view] @ other[self.view].mT if len(self.view) < len(self.support) else (z @ other.mT)[self.view]
         kernel = inner.sub_(1).div_(self.length.square()[:, None, None]).exp_()
         return kernel, torch.ones_like(kernel[..., 0])
+
+    def standing_out(self, gram: Tensor, labels: Tensor) -> Tensor:
+        """How far ridge regression's fit of a new sample's own class stands above that of the others, ``[K]``.
+
+        That is nb/(w + nb + λ) with n samples of a class, where kernels have the value k within classes and k' between:
+        b = k - k' and w = 1 - k. The support ``gram [K, S, S]`` with its ``labels [S]`` says k'; for k a share of the
+        squared distances is taken to be between classes, as in features of networks. Support samples of one class are
+        too few to say.
+        """
+        apart = (labels.unsqueeze(1) != labels).to(gram)
+        between = (gram * apart).sum((1, 2)) / apart.sum().clamp_min(1)
+        between = between.clamp(1e-12, 1 - 1e-6)
+        within = between ** (1 - BETWEEN)
+        shots = len(labels) / len(labels.unique())
+        told = shots * (within - between)
+        return told / (1 - within + told + self.noise)
 
     def lengths(self) -> Tensor:
         """``[K, d]``, of rows of length 1."""

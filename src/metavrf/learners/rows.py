@@ -15,6 +15,8 @@ Of many rows a few weigh all candidates first, and only those that these favour 
 Classes weigh by the likelihood of softmax(γ·fit + log frequency), γ in a grid, each row predicted by those before it.
 Like evidence that is a distribution over labels, so a kernel that fits a few rows by luck gains little; and the factor
 of ridge regression has those predictions at no cost. Where each class has one sample, they weigh by evidence.
+Rows of length 1 are all alike, and so are fits on them; there γ is about what makes up for that, in closed form. Where
+they stand alone, as more columns than rows, half the log likelihood of each row given the others weighs them.
 """
 
 from __future__ import annotations
@@ -42,8 +44,13 @@ SCREENED, SCREENED_OF_CLASS, SURVIVORS = 24, 4, 64  # rows on which all candidat
 VALUES_AT_ONCE = 175_000  # of kernels between rows while candidates are weighed: what a cache holds
 KEPT, NEGLIGIBLE = 32, 1e-3  # components of the answer; the weight beside the heaviest's below which none is kept
 GAMMAS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-USUAL_GAMMA, USUAL_OF_UNITS = 1.0, 32.0  # rows of length 1 are all alike: what tells them apart is small
+USUAL_GAMMA = 1.0
 USUAL_ALONE = 8.0  # where each class has one sample
+# On rows of length 1: the gap of logits of many samples, how many make half of it, and powers of two about γ for it.
+GAP, HALF_GAP = 8.4, 2.4
+STEPS = (-5.0, -3.5, -2.25, -1.25, -0.5, 0.0, 0.5, 1.25)
+STEP_BREADTH, STEP_BREADTH_ALONE = 0.5, 0.75
+TEMPER = 0.5  # of the likelihood of each row given the others: no distribution over labels, and too sure as one
 BREADTH = 2.0**0.5  # of the prior of γ in powers of two; 1 where each class has one sample
 COMMENSURABLE = 10  # columns that share the variance: with fewer, one unit of measure drowns the others
 MOST_PROPOSED = 100  # columns of a table that kernels are proposed for
@@ -225,6 +232,7 @@ class Rows(Learner):
         """Log evidence ``[K, 1]``; of classes ``[K, G]`` that of rows predicted in turn, in the order they have."""
         samples = len(targets.values)
         size = max(samples, self.columns)
+        others = all(isinstance(family, UnitLength) for family in kernels.families)
         if targets.labels is not None:
             size = max(size, len(GAMMAS) * targets.values.shape[1])
         at_once = max(1, VALUES_AT_ONCE // (samples * size))
@@ -235,25 +243,36 @@ class Rows(Learner):
             plain, units = family.to(dtype), isinstance(family, UnitLength)
             for start in range(0, len(family.noise), at_once):
                 some = plain.chosen(slice(start, start + at_once))
-                parts.append(self.score(solve(some.gram(), some.noise, targets), targets, units=units))
+                gram = some.gram()
+                gamma = None if targets.labels is None else gammas(some, gram, targets.labels)
+                solved = solve(gram, some.noise, targets)
+                parts.append(self.score(solved, targets, gamma, units=units, others=others))
         return torch.cat(parts).double()
 
-    def score(self, solved: Solved, targets: Targets, *, units: bool) -> Tensor:
-        """Of kernels that are solved, as :meth:`scores`; rows of length 1 (``units``) have another usual γ."""
-        if targets.labels is None:
+    def score(
+        self, solved: Solved, targets: Targets, gamma: Tensor | None, *, units: bool, others: bool = False
+    ) -> Tensor:
+        """Of kernels that are solved, as :meth:`scores`, with ``gamma [K, G]``; ``units`` are rows of length 1.
+
+        With ``others`` each row is predicted by all others instead of those before it.
+        """
+        if gamma is None or targets.labels is None:
             return solved.evidence.unsqueeze(1)
-        gamma, known = targets.values.new_tensor(GAMMAS), targets.known()
-        if not bool(known.any()):
-            return solved.of_contrasts().unsqueeze(1) + prior_of_gamma(gamma, alone=True, units=units)
-        fit, labels = solved.in_turn(targets.values)[:, known], targets.labels[known]
+        alone = not bool(targets.known().any())
+        log_prior = prior_of_steps(gamma, alone=alone) if units else prior_of_gamma(gamma[0], alone=alone)
+        known = targets.labels.bincount()[targets.labels] > 1 if others else targets.known()
+        if alone:
+            return solved.of_contrasts().unsqueeze(1) + log_prior
+        fit = solved.left_out(targets.values) if others else solved.in_turn(targets.values)
+        fit, labels = fit[:, known], targets.labels[known]
         start = targets.offset.log()
         right = fit.gather(-1, labels.expand(len(fit), -1).unsqueeze(-1))
-        others = torch.arange(fit.shape[-1]) != labels.unsqueeze(1)  # [S, C]
-        gap = (fit - right)[:, others].unflatten(1, (len(labels), -1))  # [K, S, C - 1]
-        head = (start - start[labels].unsqueeze(1))[others].unflatten(0, (len(labels), -1))
-        logits = torch.addcmul(head, gamma.view(-1, 1, 1), gap.unsqueeze(1))  # [K, G, S, C - 1]
+        wrong = torch.arange(fit.shape[-1]) != labels.unsqueeze(1)  # [S, C]
+        gap = (fit - right)[:, wrong].unflatten(1, (len(labels), -1))  # [K, S, C - 1]
+        head = (start - start[labels].unsqueeze(1))[wrong].unflatten(0, (len(labels), -1))
+        logits = torch.addcmul(head, gamma[:, :, None, None], gap.unsqueeze(1))  # [K, G, S, C - 1]
         against = logits.squeeze(-1) if logits.shape[-1] == 1 else logits.logsumexp(-1)
-        return -F.softplus(against).sum(-1) + prior_of_gamma(gamma, alone=False, units=units)
+        return -(TEMPER if others else 1.0) * F.softplus(against).sum(-1) + log_prior
 
     def conditioned(self, kernels: Kernels, score: Tensor, x: Tensor, targets: Targets) -> RowsPredictor:
         """Kernels drawn from the candidates by their weights, solved on the whole support.
@@ -262,7 +281,11 @@ class Rows(Learner):
         """
         number, count = _drawn(score.logsumexp(1), min(KEPT, max(1, MOST_VALUES // len(x) ** 2)))
         chosen = kernels.chosen(number).on_support(x)
-        solved = solve(chosen.gram(), chosen.noise, targets)
+        gram = chosen.gram()
+        if targets.labels is not None:
+            parts = zip(chosen.families, gram.split([len(family.noise) for family in chosen.families]), strict=True)
+            scales = torch.cat([gammas(family, part, targets.labels) for family, part in parts])
+        solved = solve(gram, chosen.noise, targets)
         solution = torch.linalg.solve_triangular(solved.factor.mT, solved.white, upper=True)
         weights = count.to(score).log().unsqueeze(1) + score[number].log_softmax(1)  # [K, G]
         index, scale = (weights - weights.max() > math.log(NEGLIGIBLE)).nonzero(as_tuple=True)
@@ -270,7 +293,7 @@ class Rows(Learner):
         evidence = torch.logsumexp(solved.evidence[index] + log_weights, 0)
         common = {"log_weights": log_weights, "index": index, "evidence": evidence}
         if targets.labels is not None:
-            gamma, offset = targets.values.new_tensor(GAMMAS)[scale], targets.offset.log()
+            gamma, offset = scales[index, scale], targets.offset.log()
             return RowsPredictor(chosen, **common, solution=solution, offset=offset, gamma=gamma)
         identity = torch.eye(len(x), dtype=x.dtype).expand_as(solved.factor)
         root = torch.linalg.solve_triangular(solved.factor, identity, upper=False)
@@ -296,9 +319,28 @@ class Rows(Learner):
         return torch.logsumexp(logits + weights.unsqueeze(-1), 0).exp()
 
 
-def prior_of_gamma(gamma: Tensor, *, alone: bool, units: bool = False) -> Tensor:
-    """Log prior of logit scales up to a constant, where each class has one sample (``alone``) or more."""
-    usual = USUAL_OF_UNITS if units else USUAL_ALONE if alone else USUAL_GAMMA
+def gammas(kernels: Standardised, gram: Tensor, labels: Tensor) -> Tensor:
+    """The logit scales of kernels with a support ``gram [K, S, S]``, from small to large: ``[K, G]``.
+
+    On rows of length 1 they stand about the one that makes the logits' usual gap of the fit's: fits are as different as
+    lengths and noises are, and so few samples hardly say by how much.
+    """
+    if not isinstance(kernels, UnitLength):
+        return gram.new_tensor(GAMMAS).expand(len(gram), -1)
+    shots = len(labels) / len(labels.unique())
+    usual = GAP * shots / (shots + HALF_GAP) / kernels.standing_out(gram, labels)
+    return usual.unsqueeze(1) * 2 ** gram.new_tensor(STEPS)
+
+
+def prior_of_steps(like: Tensor, *, alone: bool) -> Tensor:
+    """Log prior of the logit scales of rows of length 1, Student's t: features of another kind may differ by much."""
+    breadth = STEP_BREADTH_ALONE if alone else STEP_BREADTH
+    return -1.5 * torch.log1p((like.new_tensor(STEPS) / breadth).square() / 2)
+
+
+def prior_of_gamma(gamma: Tensor, *, alone: bool) -> Tensor:
+    """Log prior of other logit scales up to a constant, where each class has one sample (``alone``) or more."""
+    usual = USUAL_ALONE if alone else USUAL_GAMMA
     breadth = math.log(2) * (1 if alone else BREADTH)
     return -0.5 * (torch.log(gamma / usual) / breadth).square()
 

@@ -41,6 +41,8 @@ def as_table(source: Any, name: str = "the table") -> Any:
         if isinstance(source, pyarrow.Table | Mapping) or hasattr(source, "__arrow_c_stream__"):
             return pyarrow.table(source)
         return pyarrow.Table.from_pandas(source, preserve_index=False)
+    except UserError:  # says it already, and is a ValueError
+        raise
     except OSError as error:
         raise UserError(f"cannot read {source}: {error.strerror or error}") from error
     except (pyarrow.ArrowException, AttributeError, TypeError, ValueError) as error:
