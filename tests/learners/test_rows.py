@@ -154,8 +154,8 @@ def test_the_order_of_rows_does_not_matter(kind: Any, size: int) -> None:
 def test_kernels_that_some_rows_rule_out_would_change_little(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     x, new = random.normal(size=(50, 4)), random.normal(size=(100, 4))
-    y = np.sin(2 * x[:, 0]) + x[:, 1] + 0.1 * random.normal(size=50)
-    y = y > 0 if kind is MetaVRFClassifier else y
+    real = np.sin(2 * x[:, 0]) + x[:, 1] + 0.1 * random.normal(size=50)
+    y = real > 0 if kind is MetaVRFClassifier else real
     answer = "predict_proba" if kind is MetaVRFClassifier else "predict"
     screened = getattr(kind().fit(x, y), answer)(new)
     monkeypatch.setattr(rows, "SCREENED", 50)
