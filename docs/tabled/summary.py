@@ -25,7 +25,7 @@ def summary() -> Rows:
     def from_scratch(name: str, task: str, file: str) -> list[str]:
         tests = [result(f"{file}-{shot}shot") for shot in (1, 5)]
         (training,) = tests[0]["trainings"].values()
-        seconds = training["train_seconds"] + training.get("started_from", {}).get("train_seconds", 0)
+        seconds = training["train_seconds"] + sum(_before(training).values())
         return classes(f"{name}, {seconds / 60:.0f} minutes", task, 5, tests)
 
     return [
@@ -50,6 +50,15 @@ def summary() -> Rows:
             f"logistic regression: {' / '.join(map(accuracy, plain))}",
         ],
     ]
+
+
+def _before(training: Result) -> dict[str, float]:
+    """Seconds of all the trainings that one started from, each once, by the sum of its weights."""
+    start = training.get("started_from", {})
+    found = {}
+    for run in start.get("mean_of", [start] if start else []):
+        found |= {run["sha256"]: run["train_seconds"], **_before(run)}
+    return found
 
 
 def _joined(way: int) -> str:
