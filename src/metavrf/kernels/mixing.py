@@ -164,29 +164,29 @@ class _ScaledNLL(torch.autograd.Function):
         ctx: Any, mean: Tensor, variance: Tensor, energy: Tensor, samples: int, target: Tensor, *scales: Tensor
     ) -> Tensor:
         stacked = torch.stack(scales).double()
-        beta = stacked[1].item()
-        gamma, _, noise, prior, weight = (stacked * stacked.new_tensor(POWERS)).exp_().tolist()
+        beta = stacked[1]
+        gamma, _, noise, prior, weight = (stacked * stacked.new_tensor(POWERS)).exp_().unbind()
         scale = energy.add(weight * prior).div_(weight + samples).unsqueeze(-2)  # s²  [L, T, 1, p]
         total = (scale * variance.unsqueeze(-1)).add_(noise)  # V  [L, T, Q, p]
         floored = total.clamp_min(VARIANCE_FLOOR)
         error = torch.sub(mean * gamma, target).add_(beta)
         ratio = error / floored
-        ctx.save_for_backward(mean, variance, scale, total, floored, error, ratio)
-        ctx.numbers, ctx.known, ctx.dtype = (gamma, noise, prior, weight), weight + samples, scales[0].dtype
+        numbers = (gamma, noise, prior, weight)  # they stay on the device: to fetch them would wait for it
+        ctx.save_for_backward(mean, variance, scale, total, floored, error, ratio, *numbers)
+        ctx.samples, ctx.dtype = samples, scales[0].dtype
         return (ratio * error).add_(floored.log()).mean().add_(math.log(2 * math.pi)).mul_(0.5).to(scales[0])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        mean, variance, scale, total, floored, error, ratio = ctx.saved_tensors
-        gamma, noise, prior, weight = ctx.numbers
+        mean, variance, scale, total, floored, error, ratio, gamma, noise, prior, weight = ctx.saved_tensors
         each = gradient / ratio.numel()
         by_error = ratio * each
         by_total = torch.sub(each, by_error * error).div_(floored).mul_(0.5).mul_(total >= VARIANCE_FLOOR)
         of_scale = (by_total * variance.unsqueeze(-1)).sum(-2)  # [L, T, p]
         of_variance = (by_total * scale).sum(-1)
         of_mean = by_error * gamma
-        of_energy = of_scale / ctx.known
+        of_energy = of_scale / (weight + ctx.samples)
         numbers = (
             (of_mean * mean).sum(),
             by_error.sum(),

@@ -28,8 +28,8 @@ class Adam(torch.optim.Adam):
         (group,) = self.param_groups
         weights = [weight for weight in group["params"] if weight.grad is not None]
         states = [self.state[weight] for weight in weights]
-        if not all(states) or closure is not None:
-            return super().step(closure)  # makes the states
+        if not (all(states) and group["fused"]) or closure is not None:
+            return super().step(closure)  # which makes the states
         steps, means, squares = ([state[name] for state in states] for name in MOMENTS)
         gradients = [weight.grad for weight in weights]
         torch._foreach_add_(steps, 1)
@@ -77,12 +77,16 @@ def clip_gradients(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor
     """Let the next step scale all gradients so that their joint norm is at most ``limit``, unless that is 0.
 
     Returns the norm. A fused step divides by ``grad_scale`` on its way, so that nothing passes over the gradients
-    before.
+    before; for another they are scaled here.
     """
-    norms = torch._foreach_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    joint = torch.stack(norms).norm()
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    joint = torch.stack(torch._foreach_norm(gradients)).norm()
     norm = joint.item()
-    optimizer.grad_scale = joint / limit if limit and norm > limit else None  # type: ignore[attr-defined]
+    exceeds = bool(limit) and norm > limit
+    fused = all(group["fused"] for group in optimizer.param_groups)
+    optimizer.grad_scale = joint / limit if exceeds and fused else None  # type: ignore[attr-defined]
+    if exceeds and not fused:
+        torch._foreach_mul_(gradients, limit / norm)
     return norm
 
 
