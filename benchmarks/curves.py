@@ -10,12 +10,12 @@ methods see the same points.
 
 The Gaussian process (scikit-learn) is fitted to the points of one group. The mixed models (statsmodels' MixedLM) are
 fitted to the training and validation groups together, and answer for a new group by its best linear unbiased
-prediction: the fixed curve is a natural cubic spline in time, and a group may differ from it by a constant, a line or a
-parabola. Two of them always have the line or the parabola; one more is chosen by AIC from all three, of the targets or
-of their logarithm (of which it predicts the median). A fit counts if an optimiser of three converges to a finite
-likelihood and a proper covariance; where none does, the next simpler random effects take its place, and the file says
-how often. As that one may take logarithms, metavrf is trained on them too where targets are positive, and stands in a
-second line with the training whose nll on the validation groups is less.
+prediction: the fixed curve is a natural cubic spline in time, of four or eight knots by AIC, and a group may differ
+from it by a constant, a line or a parabola. Two of them always have the line or the parabola; one more is chosen by AIC
+from all three, of the targets or of their logarithm (of which it predicts the median). A fit counts if an optimiser of
+three converges to a finite likelihood and a proper covariance; where none does, the next simpler random effects take
+its place, and the file says how often. As that one may take logarithms, metavrf is trained on them too where targets
+are positive, and stands in a second line with the training whose nll on the validation groups is less.
 
 Differences are paired, group by group; their intervals are bootstrapped over groups, each with all its splits. Sets
 that a file has already, and that are not measured again, stay in it.
@@ -51,7 +51,7 @@ from metavrf.reports import number, print_table
 from metavrf.runs.provenance import provenance
 
 SHOTS = (3, 5)
-KNOTS = (0.05, 0.35, 0.65, 0.95)  # of the spline of the fixed curve, as quantiles of time
+KNOTS = (4, 8)  # of the spline of the fixed curve, at even quantiles of time
 RANDOM = ("constant", "line", "parabola")  # by which a group may differ from the fixed curve
 OPTIMISERS = ("bfgs", "lbfgs", "powell")
 OURS, PROCESS = "metavrf", "Gaussian process per group"
@@ -180,11 +180,11 @@ def process(tests: list[Group], shot: int) -> list[tuple[float, float]]:
 class Mixed:
     """A mixed model fitted to groups, by the likelihood, and by REML once it is to predict."""
 
-    def __init__(self, train: list[Group], random: int, *, logarithm: bool) -> None:
+    def __init__(self, train: list[Group], random: int, *, logarithm: bool, knots: int) -> None:
         """``random`` is the degree of the polynomial by which groups differ, at most: see the module."""
         self.logarithm = logarithm
         self.times, targets = (np.concatenate([getattr(group, name) for group in train]) for name in ("x", "y"))
-        self.knots = np.quantile(self.times, KNOTS)
+        self.knots = np.unique(np.quantile(self.times, np.linspace(0.05, 0.95, knots)))
         self.targets = np.log(targets) if logarithm else targets
         self.scale = self.targets.std()
         self.owners = np.repeat(np.arange(len(train)), [len(group.x) for group in train])
@@ -192,7 +192,7 @@ class Mixed:
         for degree in range(random, -1, -1):
             self.degree = degree
             if (fitted := self.fitted(reml=False)) is not None:
-                count = len(KNOTS) + (degree + 1) * (degree + 2) // 2 + 1
+                count = len(self.knots) + (degree + 1) * (degree + 2) // 2 + 1
                 # In units of the table: the density of the targets themselves, whatever was fitted.
                 shift = len(targets) * np.log(self.scale) + (self.targets.sum() if logarithm else 0.0)
                 self.aic = float(2 * count - 2 * fitted.llf + 2 * shift)
@@ -275,7 +275,8 @@ def mixed_models(train: list[Group]) -> dict[str, Mixed]:
     """Those with a random line and a random parabola, and that of all which AIC chooses."""
     positive = all((group.y > 0).all() for group in train)
     scales = (False, True) if positive else (False,)
-    fits = [Mixed(train, degree, logarithm=which) for which in scales for degree in range(len(RANDOM))]
+    knots = min(KNOTS, key=lambda count: Mixed(train, 1, logarithm=False, knots=count).aic)
+    fits = [Mixed(train, degree, logarithm=which, knots=knots) for which in scales for degree in range(len(RANDOM))]
     best = min(fits, key=lambda fit: fit.aic)
     for fit in {id(fit): fit for fit in (*fits[1:3], best)}.values():
         fit.refit()
@@ -304,7 +305,7 @@ def split(table: Any, curves: Curves, seed: int) -> tuple[dict[int, Scores], dic
 
 def described(model: Mixed) -> str:
     """What a mixed model turned out to be."""
-    text = f"{'logarithm, ' if model.logarithm else ''}random {RANDOM[model.degree]}"
+    text = f"{len(model.knots)} knots, {'logarithm, ' if model.logarithm else ''}random {RANDOM[model.degree]}"
     text += f" instead of {RANDOM[model.wanted]}" if model.degree < model.wanted else ""
     return text if model.by_reml else f"{text}, not by REML"
 
