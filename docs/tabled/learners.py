@@ -66,14 +66,13 @@ def learners_omniglot() -> Rows:
 
 
 FIRST, SECOND = ("",), ("-seed1", "-seed1-more")  # the files of the trainings with seed 0, and with seed 1
-AT_FIVE = ("-seed1-5shot",)
 
 
 @table("learners-all")
 def learners_all() -> Rows:
     """Every learner of classes, after some minutes of one core: two trainings at 1 shot, the second at 5 shots too."""
     one = [_by_learner(parts) for parts in (FIRST, SECOND)]
-    five = _by_learner(AT_FIVE)
+    five = _by_learner(f"{part}-5shot" for part in SECOND)
     head = ["", "1 shot, seed 0 (%)", "1 shot, seed 1 (%)", "5 shots, seed 1 (%)", "validation, 1 shot"]
     head += ["nll", "calibration error", "CPU min", "ms per task", "CPU ms per step", "parameters"]
     lines = []
@@ -81,7 +80,7 @@ def learners_all() -> Rows:
         rows, runs = zip(*(seed[name] for seed in one), strict=True)
         line = [
             name,
-            *(accuracy(seed[name][0]) if name in seed else "" for seed in (*one, five)),
+            *(accuracy(seed[name][0]) for seed in (*one, five)),
             _both(f"{run['validation']['val_accuracy']:.1f}" for run in runs),
             _both(f"{row['nll']:.3f}" for row in rows),
             _both(f"{row['ece']:.3f}" for row in rows),
