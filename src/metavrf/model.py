@@ -26,7 +26,7 @@ from metavrf.pictures import Picture, as_image, in_parallel, opened
 from metavrf.prediction import Prediction
 from metavrf.protocol import INDUCTIVE, Protocol
 from metavrf.randomness import stream
-from metavrf.runs.directory import Run
+from metavrf.runs.directory import SHIPPED, Run
 from metavrf.spec import TaskSpec
 from metavrf.tasks.curves import answered, as_table
 from metavrf.tasks.images import Preprocessing
@@ -50,6 +50,11 @@ class TrainedModel:
     def name(self) -> str:
         """As a user knows it."""
         return str(self.run.path.name)
+
+    @property
+    def called(self) -> str:
+        """As a user names it in a command: a model of the package by its name, any other by its path."""
+        return self.name if self.run.path.parent == SHIPPED else str(self.run.path)
 
     @cached_property
     def card(self) -> dict[str, Any] | None:

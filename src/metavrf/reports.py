@@ -224,5 +224,5 @@ def report(
         from metavrf.files import write_json
         from metavrf.runs.provenance import provenance
 
-        trainings = {str(model.run.path): model.result for model in models}
+        trainings = {model.called: model.result for model in models}
         write_json(save, values | ({"trainings": trainings} if models else {}) | {"provenance": provenance(seed)})

@@ -11,7 +11,6 @@ from metavrf.errors import UserError
 from metavrf.files import PathLike
 from metavrf.learners.measuring import Tasks, grouped
 from metavrf.model import TrainedModel
-from metavrf.runs.directory import SHIPPED
 from metavrf.tasks.functions import family
 from metavrf.testing.evaluate import evaluate_model, open_model, test_tasks
 from metavrf.testing.evaluation import (
@@ -112,9 +111,7 @@ def limits(task: str, settings: EvalSettings | None = None, **options: Any) -> d
 
 def _name(run: PathLike | TrainedModel) -> str:
     """A run as the user calls it."""
-    if not isinstance(run, TrainedModel):
-        return str(run)
-    return run.name if run.run.path.parent == SHIPPED else str(run.run.path)
+    return run.called if isinstance(run, TrainedModel) else str(run)
 
 
 def _limits(task: str, episodes: Tasks, seed: int) -> dict[str, Evaluation]:
